@@ -18,9 +18,9 @@ from benchmarks.run import run
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.joblog.events import Body, Cause, CauseKind, Event, JobStarted, Profiled, Proposed, RankLost
-from odyssey.messages import Hello, LayerSpec, ModelSpec, Paused, Ready
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Plan, Reduction, StateFrom
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Plan, Reduction, StateFrom
+from odyssey.protocol.messages import Hello, LayerSpec, ModelSpec, Paused, Ready
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 

@@ -25,8 +25,8 @@ from benchmarks.run import run
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source
+from odyssey_cli.rehearsal.comparison import Generation
 from odyssey_cli.rehearsal.rehearse import SIGNALS, Wanted, rehearse
-from odyssey_cli.rehearsal.report import Generation
 from perfmodel.profile import Profile
 
 N_STEPS = 10

@@ -19,7 +19,7 @@ from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
 from odyssey.errors import StateLost
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from odyssey_cli.planning import source
 from perfmodel.checkpointing import best_interval_s, restart_s
 from perfmodel.profile import Profile, Recovery

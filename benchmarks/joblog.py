@@ -12,8 +12,8 @@ from statistics import median
 import msgspec
 
 from launcher.joblog import events
-from odyssey.messages import Committed, Paused
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
+from odyssey.protocol.messages import Committed, Paused
 
 
 class Commit(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 
 from benchmarks import report
 from benchmarks.report import Report
-from odyssey_cli.timeline.card import card, text
+from odyssey_cli.timeline.svg_frame import card, text
 
 WIDTH, HEIGHT = 800, 356
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 24, 52, 290

@@ -22,8 +22,8 @@ from benchmarks import report
 from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
-from odyssey.pipelines import span_layers
-from odyssey.plan import Move
+from odyssey.plan.pipelines import span_layers
+from odyssey.plan.plan import Move
 from perfmodel.catalog import load_job
 from perfmodel.costs import Costs
 from perfmodel.moving import busiest_s, moves_s, occupied

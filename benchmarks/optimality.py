@@ -23,8 +23,8 @@ from benchmarks.kept import Kept
 from benchmarks.plan_cases import SEED, Judge, Ranges, found_by_search, large_job, plan_of, small_job, worth
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Plan, Reduction
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Plan, Reduction
 from perfmodel.costs import Costs
 from perfmodel.price import price
 from perfmodel.profile import Profile

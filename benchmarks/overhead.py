@@ -24,10 +24,10 @@ from benchmarks import joblog, report, trial
 from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Keep, LayerWork, Plan, Schedule, StateFrom, Work, keep_runs
-from odyssey.plan_proof import prove
-from odyssey.schedule import compute_order
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Keep, LayerWork, Plan, Schedule, StateFrom, Work, keep_runs
+from odyssey.plan.proof import prove
+from odyssey.plan.schedule import compute_order
 from strategies.building.compose import reductions
 
 N_RANKS = 4

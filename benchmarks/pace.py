@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 
 STEP_S, OP_S = 0.8, 1.2e-3
 """What a step is to take here at least, and for each of its computations with its messages, as all ranks share two cores: the

@@ -22,10 +22,10 @@ from benchmarks.run import run
 from odyssey_cli.planning import source
 from odyssey_cli.replay.ask import Answer, ask
 from odyssey_cli.replay.generators import Failures, exponential
-from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.policies import named
-from odyssey_cli.replay.terms import Terms
-from odyssey_cli.replay.traces import Change, Kind, Trace
+from odyssey_cli.replay.restart_costs import RestartCosts
+from odyssey_cli.replay.simulated_job import Setup
+from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
 
 N_WORKERS = 32
 HOUR_S = 3600.0
@@ -87,7 +87,7 @@ def _replay(models: Sequence[str], seed: int, results: Path) -> None:
 def falling(interval_s: float, seed: int) -> Trace:
     """One worker after the other, until half are left, and one more interval."""
     lost = random.Random(seed).sample(range(N_WORKERS), N_WORKERS // 2)
-    changes = tuple(Change((i + 1) * interval_s, node, Kind.LOST) for i, node in enumerate(lost))
+    changes = tuple(Change((i + 1) * interval_s, node, NodeEventKind.LOST) for i, node in enumerate(lost))
     return Trace("falling", "", N_WORKERS, (len(lost) + 1) * interval_s, changes)
 
 
@@ -99,7 +99,7 @@ def returning(interval_s: float, seed: int) -> Trace:
 def _answer(model: str, trace: Trace) -> Answer:
     found = source.find(model).resized(N_WORKERS, 1)
     setup = Setup(found.profile, 1)
-    return ask(model, trace, setup, Terms(), named(POLICIES), lambda policy, at_s: None)
+    return ask(model, trace, setup, RestartCosts(), named(POLICIES), lambda policy, at_s: None)
 
 
 def large_day(seed: int) -> Answer:
@@ -108,7 +108,7 @@ def large_day(seed: int) -> Answer:
     length_s, interval_s, repair_s = (hours * HOUR_S for hours in (LARGE_LENGTH_H, LARGE_INTERVAL_H, LARGE_REPAIR_H))
     trace = exponential(Failures(LARGE_NODES, length_s, interval_s, repair_s, LARGE_TRANSIENT, seed))
     setup = Setup(found.profile, LARGE_RANKS_PER_NODE, mtbf_s=interval_s)
-    return ask(LARGE, trace, setup, Terms(), named(("auto",)), lambda policy, at_s: None)
+    return ask(LARGE, trace, setup, RestartCosts(), named(("auto",)), lambda policy, at_s: None)
 
 
 def row(model: str, name: str, interval: int, answer: Answer) -> dict[str, Cell]:

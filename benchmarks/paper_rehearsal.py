@@ -18,18 +18,18 @@ from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from launcher.joblog import reader
 from launcher.joblog.events import Event, GenerationStarted, RankLost
-from odyssey.messages import Committed
+from odyssey.protocol.messages import Committed
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source
+from odyssey_cli.rehearsal.comparison import Rehearsal
 from odyssey_cli.rehearsal.rehearse import Wanted, losses, rehearse
-from odyssey_cli.rehearsal.report import Rehearsal
 from odyssey_cli.replay.ask import ask
-from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.outcome import Outcome
 from odyssey_cli.replay.policies import named
-from odyssey_cli.replay.terms import Terms
-from odyssey_cli.replay.traces import Change, Kind, Trace
+from odyssey_cli.replay.restart_costs import RestartCosts
+from odyssey_cli.replay.simulated_job import Setup
+from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
 
 N_STEPS = 16
 STEPS_TO_LOSS = 4.0
@@ -137,11 +137,11 @@ def lived(events: Iterable[Event], speed: float) -> Lived:
 
 def _row(found: Source, one: Rehearsal, lived: Lived, speed: float, stands_for: str) -> dict[str, Cell]:
     step_s = one.generations[0].predicted_step_s
-    changes = tuple(Change(at, rank, Kind.LOST) for at, rank in sorted(lived.lost))
+    changes = tuple(Change(at, rank, NodeEventKind.LOST) for at, rank in sorted(lived.lost))
     trace = Trace("rehearsed", "", found.n_nodes, lived.length_s, changes)
     setup = Setup(found.profile, 1, mtbf_s=STEPS_TO_LOSS * step_s)
     policies = named(list(dict.fromkeys((one.asked, stands_for))))
-    answer = ask(found.name, trace, setup, Terms(every_s=NEVER_S), policies, lambda policy, at_s: None)
+    answer = ask(found.name, trace, setup, RestartCosts(every_s=NEVER_S), policies, lambda policy, at_s: None)
     replayed = {outcome.policy: outcome for outcome in answer.outcomes}
     kept_s = sum(generation.n_steps * (generation.step_s or generation.predicted_step_s) for generation in one.generations)
     predicted_s = sum(generation.n_steps * generation.predicted_step_s for generation in one.generations)

@@ -30,8 +30,8 @@ from benchmarks.run import run
 from launcher.joblog import reader
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
+from odyssey_cli.rehearsal.comparison import Generation, Rehearsal, generations
 from odyssey_cli.rehearsal.rehearse import SIGNALS, Wanted, rehearse
-from odyssey_cli.rehearsal.report import Generation, Rehearsal, generations
 from perfmodel.objective import objective
 
 N_STEPS = 10

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 import strategies
 from benchmarks.pace import speed_of
-from odyssey.approximation import LowRank
 from odyssey.codec import Json, to_json
 from odyssey.errors import OdysseyError
-from odyssey.plan import Plan
+from odyssey.plan.approximation import LowRank
+from odyssey.plan.plan import Plan
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source

@@ -17,9 +17,9 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from odyssey.pipelines import Stage
-from odyssey.plan import Compute, Plan, Schedule
-from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, program
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Compute, Plan, Schedule
+from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, program
 from perfmodel.price import price
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from perfmodel.work import work_of

@@ -24,7 +24,7 @@ from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
 from odyssey.errors import StateLost
-from odyssey.plan import encode
+from odyssey.plan.plan import encode
 from perfmodel.catalog import load_job
 from perfmodel.profile import Profile
 from strategies.search import best, initial_plan, search, warm_up

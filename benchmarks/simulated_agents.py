@@ -35,8 +35,22 @@ from launcher.options import Rendezvous, RunOptions
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.ranks import Processes
-from odyssey.messages import Command, Committed, Go, Hello, Pause, Paused, Ping, Pong, Prepare, Ready, Report, Result, frame
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
+from odyssey.protocol.messages import (
+    Command,
+    Committed,
+    Go,
+    Hello,
+    Pause,
+    Paused,
+    Ping,
+    Pong,
+    Prepare,
+    Ready,
+    Report,
+    Result,
+    frame,
+)
 
 KINDS = ("frames", "bytes", "links", "AppendEntries", "heartbeat", "Appended", "Committed", "FromRank", "beat", "other")
 """What agents send, at their links: frames of any kind, their bytes, connections as each side has them; and messages."""

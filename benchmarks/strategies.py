@@ -24,11 +24,11 @@ from benchmarks.pace import is_right
 from benchmarks.report import Cell
 from benchmarks.run import run
 from benchmarks.scenarios import SIZES, Loss, Scenario, alone, read, situation, speed, started
+from odyssey_cli.rehearsal.comparison import Generation, Rehearsal
 from odyssey_cli.rehearsal.rehearse import SIGNALS, Wanted, rehearse
-from odyssey_cli.rehearsal.report import Generation, Rehearsal
 from perfmodel.reliability import ExpectedChange
-from strategies.search.outlook import worth
-from strategies.search.ties import slowed
+from strategies.search.near_equal import slowed
+from strategies.search.next_loss import worth
 from strategies.situation import Candidate, Protect
 
 JOB, PER_NODE, D_S = "gpt3-6.7b@a100-32", 8, 6 * 3600.0

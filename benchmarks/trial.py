@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from benchmarks.run import MEMORY
 from launcher.joblog import reader
 from launcher.joblog.events import Event
-from odyssey.plan import Plan, encode
+from odyssey.plan.plan import Plan, encode
 from perfmodel import profile as profiles
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from odyssey.plan import decode
+from odyssey.plan.plan import decode
 from odyssey_cli.__main__ import main
 from strategies import initial
 from strategies.situation import Candidate, Proposal, Situation

@@ -15,6 +15,6 @@ host         this operating system: loop, signals, processes
 consensus    a log that the agents agree on, whichever of them are lost
 options.py   what one `odyssey run` was asked to do
 
-May import `strategies`, `perfmodel`, `odyssey.plan` and its parts, `odyssey.messages` and `odyssey.zygote.protocol`,
+May import `strategies`, `perfmodel`, `odyssey.plan`, `odyssey.protocol` and `odyssey.zygote.protocol`,
 and no torch: only torch_logs_specs.py and torch_events.py do, where they are asked for.
 """

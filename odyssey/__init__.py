@@ -1,28 +1,22 @@
 """What a training script imports, and the Plan that ranks and agents both speak.
 
 This package imports nothing else of ours: a rank never loads `launcher`, `strategies`, `perfmodel` or `odyssey_cli`,
-so that a user's own module of such a name never clashes with ours. `odyssey.plan` and its parts, `odyssey.schedule`,
-`odyssey.buckets`,
-`odyssey.kernel` and `odyssey.messages` import no torch; the parts that need it load when `odyssey.Job` is first touched.
+so that a user's own module of such a name never clashes with ours. `odyssey.plan`, `odyssey.protocol` and `odyssey.kernel`
+import no torch; the parts that need it load when `odyssey.Job` is first touched.
 
 In reading order:
 
 job.py        what a script hands over, and the loop that it gets back; own_model.py: with a model and an optimizer of its own;
-              model_layers.py: a whole model as the layers of one
-plan.py       who holds which layers and runs which micro-batch; pipelines.py: its pipelines, alike ones written once;
-              worker.py: what it places them on, and the ranks of that; plan_proof.py: that it can be done, and is exact;
-              approximation.py: whose gradients are not; renaming.py: for other workers; layout.py: `2x4`, as people write it
-schedule.py   the ops of it, worker by worker; split.py: with the backward in halves; kernel: the list scheduler;
-              buckets.py: what is reduced when; needs.py: which groups all that goes through; rest.py: what is left of a step
-              that was cut; trial.py: the plan of the steps that are tried when a job starts
-messages.py   what a rank and its agent say to each other; codec.py: bytes from outside; link.py: the rank's end;
-              calls.py: the calls that all ranks make together
+              model_layers.py: a whole model as the layers of one; joining.py: how a rank becomes part of a job
+plan          who holds which layers and runs what, when; kernel: its list scheduler
+protocol      what a rank and its agent say to each other
 runtime       one rank at work: transactions, the engine, communication that can be cut
+profiling     what a rank measures when a job starts
 model         the layers that it holds, and their state
 checkpoints   what of it outlives the job
 replicas      a script with a loop of its own, which goes on when ranks are lost
 zygote        a process that has imported torch, which ranks are forks of
-errors.py     what people are told; tracebacks.py: of whose code; text.py: in Unicode
+errors.py     what people are told; codec.py: bytes from outside; tracebacks.py: of whose code; text.py: in Unicode
 own_process.py what /proc tells of it; control_group.py: what is left to it of the host
 """
 

@@ -22,16 +22,17 @@ from typing import Any, Literal, overload
 import torch
 from torch import nn
 
-from odyssey import link
+from odyssey import joining
 from odyssey.checkpoints import checkpoint, parts
 from odyssey.errors import JobError, NonFiniteLoss
-from odyssey.messages import NOTHING, UNUSABLE
 from odyssey.model.given import Loss, Metric, OptimizerFactory, SchedulerFactory, check_autocast
 from odyssey.model.model import LayerFactory, Model
 from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
 from odyssey.model.whole import Whole
-from odyssey.plan import Plan
-from odyssey.runtime import joining
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
+from odyssey.protocol import link
+from odyssey.protocol.messages import NOTHING, UNUSABLE
 from odyssey.runtime.agreed_numbers import N_RATE, rate_of
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches
@@ -40,9 +41,8 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import Reader, evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
 from odyssey.runtime.metrics import NOT_ALIKE, SAME_NAMES, means
-from odyssey.runtime.once import Once
+from odyssey.runtime.run_once import Once
 from odyssey.runtime.transaction import Transaction, Values
-from odyssey.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from odyssey.errors import UsageError
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from odyssey_cli.command_line.options import Command
 
 _SETTINGS: dict[str, Any] = {
@@ -169,7 +169,7 @@ def plan(
 
     raise typer.Exit(
         command.plan(
-            command.Request(
+            command.PlanRequest(
                 source=source,
                 fail=fail,
                 fail_ranks=fail_ranks,
@@ -337,7 +337,7 @@ def replay(
 
     raise typer.Exit(
         command.replay(
-            command.Request(
+            command.ReplayRequest(
                 trace=trace,
                 source=source,
                 nodes=nodes,
@@ -406,7 +406,7 @@ def slurm(
     from odyssey_cli.submission import batch
     from odyssey_cli.submission import slurm as submission
 
-    request = batch.Request(
+    request = batch.BatchRequest(
         command=(),
         script="",
         nodes=nodes,

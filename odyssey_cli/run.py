@@ -14,7 +14,7 @@ from launcher.failures.history import FailureHistory, after, failure_of
 from launcher.joblog.events import Event
 from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from odyssey_cli.command_line.options import Command
 from odyssey_cli.command_line.parser import HelpAsked
 from odyssey_cli.command_line.request import read

@@ -20,9 +20,9 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from odyssey.approximation import ApproximateCost
 from odyssey.codec import field_first
 from odyssey.errors import ProfileError
+from odyssey.plan.approximation import ApproximateCost
 from perfmodel.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery, read
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

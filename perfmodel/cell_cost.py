@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from perfmodel.cells import Cell
 from perfmodel.costs import Costs
 from perfmodel.memory import Memory, peaks

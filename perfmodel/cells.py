@@ -16,10 +16,10 @@ from operator import eq
 
 import msgspec
 
-from odyssey.pipelines import NOTHING
-from odyssey.plan import Plan, Route
-from odyssey.schedule import Op, program
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import NOTHING
+from odyssey.plan.plan import Plan, Route
+from odyssey.plan.schedule import Op, program
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 
 

@@ -21,9 +21,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from odyssey import kernel
-from odyssey.approximation import ApproximateCost
-from odyssey.plan import Plan
-from odyssey.worker import Worker
+from odyssey.plan.approximation import ApproximateCost
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
 from perfmodel.profile import AllReduce, LayerProfile, Link, Profile
 
 

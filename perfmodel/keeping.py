@@ -8,8 +8,8 @@ That reductions leave nothing to keep is left out.
 
 from __future__ import annotations
 
-from odyssey.pipelines import NOTHING
-from odyssey.plan import Plan
+from odyssey.plan.pipelines import NOTHING
+from odyssey.plan.plan import Plan
 
 
 def kept_s(before: Plan, plan: Plan, step_s: float) -> float:

@@ -9,16 +9,16 @@ Conservative where the engine may do better: `I` releases nothing until its `W`,
 outputs alive until then.
 
 Before the first step of a plan there are no activations and no old gradients, but what goes is held beside what has come. Not
-counted are gradients that are kept of a step that was cut (odyssey/rest.py), which have the place of its activations.
+counted are gradients that are kept of a step that was cut (odyssey/plan/rest.py), which have the place of its activations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from odyssey.plan import Compute, Plan
-from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Drop, Op, Receive, Send
-from odyssey.worker import Worker
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Drop, Op, Receive, Send
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from odyssey.approximation import ApproximateCost
 from odyssey.errors import ProfileError
-from odyssey.messages import Boundary, LayerCost, Measured, ModelSpec
+from odyssey.plan.approximation import ApproximateCost
+from odyssey.protocol.messages import Boundary, LayerCost, Measured, ModelSpec
 from perfmodel.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery
 
 OP_OVERHEAD_S = 30e-6

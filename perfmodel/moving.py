@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from odyssey.plan import Move
-from odyssey.worker import Worker
+from odyssey.plan.plan import Move
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 
 Resource = Worker | tuple[str, int]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import msgspec
 
-from odyssey.needs import SumOver
-from odyssey.plan import Estimate, Plan
-from odyssey.worker import Worker
+from odyssey.plan.needs import SumOver
+from odyssey.plan.plan import Estimate, Plan
+from odyssey.plan.worker import Worker
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import Cell, cells
 from perfmodel.costs import Costs

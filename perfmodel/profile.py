@@ -13,10 +13,10 @@ from typing import Annotated
 
 import msgspec
 
-from odyssey.approximation import ApproximateCost
 from odyssey.codec import Json, Malformed, field_first, to_json
 from odyssey.errors import ProfileError
-from odyssey.messages import UNCUT, Boundary, LayerSpec
+from odyssey.plan.approximation import ApproximateCost
+from odyssey.protocol.messages import UNCUT, Boundary, LayerSpec
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]

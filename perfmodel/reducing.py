@@ -1,6 +1,6 @@
 """When the gradients of a step are summed: each bucket's reduction, while the backward computes what lies below it.
 
-The buckets are the engine's own (odyssey/buckets.py). One is ready when all its workers have gone back through its lowest
+The buckets are the engine's own (odyssey/plan/buckets.py). One is ready when all its workers have gone back through its lowest
 layer, and starts when none of them is in another reduction. No group waits for another one's turn: of those that share a worker
 the one that can start first goes first. What it sends from host to host goes through one interface of each where those are
 given a rate.
@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from odyssey import kernel
-from odyssey.buckets import Bucket, buckets
-from odyssey.plan import Compute, Plan
-from odyssey.schedule import Op
-from odyssey.worker import Worker
+from odyssey.plan.buckets import Bucket, buckets
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import Op
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 
 Layers = tuple[int, int]
@@ -61,7 +61,7 @@ def ended(
 
 def complete_s(plan: Plan, costs: Costs, worker: Worker, last: Mapping[Layers, Ended]) -> tuple[float, ...]:
     """For each layer that a worker holds, ascending, when the gradients of it and of all above are complete there. Those that
-    it adds nothing to wait for the next below, as in odyssey/schedule.py."""
+    it adds nothing to wait for the next below, as in odyssey/plan/schedule.py."""
     held, found = _held(plan, worker), []
     at, factor, costs = 0.0, costs.factor(worker), costs.by(plan, worker)
     for layer in reversed(held):

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from odyssey.messages import Measured, OpTime, Trial
-from odyssey.plan import Plan
-from odyssey.worker import Worker
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
+from odyssey.protocol.messages import Measured, OpTime, Trial
 from perfmodel.costs import Costs, has_input_gradient
 from perfmodel.moving import moves_s
 from perfmodel.profile import LayerProfile, Profile

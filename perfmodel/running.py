@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from odyssey.errors import PlanError
-from odyssey.plan import Compute, Plan
-from odyssey.schedule import Commit, Op, Receive, Send
-from odyssey.worker import Worker
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import Commit, Op, Receive, Send
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.profile import Link
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from odyssey.plan import Compute
-from odyssey.schedule import Commit, Op, Receive, Send
-from odyssey.worker import Worker
+from odyssey.plan.plan import Compute
+from odyssey.plan.schedule import Commit, Op, Receive, Send
+from odyssey.plan.worker import Worker
 from perfmodel.profile import Cluster
 from perfmodel.running import Message, Run, stuck
 

@@ -21,7 +21,7 @@ from statistics import median
 import msgspec
 from msgspec.structs import replace
 
-from odyssey.plan import Transition
+from odyssey.plan.plan import Transition
 from perfmodel.profile import Errors, Profile
 
 STEP = 0.05

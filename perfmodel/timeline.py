@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from odyssey.plan import Plan
-from odyssey.schedule import Commit, Op, OptimizerStep, Reduce, program
-from odyssey.worker import Worker
+from odyssey.plan.plan import Plan
+from odyssey.plan.schedule import Commit, Op, OptimizerStep, Reduce, program
+from odyssey.plan.worker import Worker
 from perfmodel.cells import Cell, cells
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile

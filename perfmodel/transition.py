@@ -13,9 +13,9 @@ from collections.abc import Set
 
 from msgspec.structs import replace
 
-from odyssey.needs import SumOver, levels
-from odyssey.plan import Plan, Transition
-from odyssey.worker import Worker
+from odyssey.plan.needs import SumOver, levels
+from odyssey.plan.plan import Plan, Transition
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.moving import moves_s
 from perfmodel.profile import Recovery
@@ -61,7 +61,7 @@ def groups_s(plan: Plan, recovery: Recovery, whole: Set[SumOver] = frozenset()) 
 def group_members(plan: Plan, whole: Set[SumOver] = frozenset()) -> int:
     """Sum of the members of those groups that one rank builds, of the rank that builds most: one after the other, as all others
     do with theirs. Branches of the tree over all, reductions of two or more, and, where that tree has several branches, pairs:
-    with two neighbours, and with whom states are moved; those of work that is routed around are left out (odyssey/needs.py).
+    with two neighbours, and with whom states are moved; those of work that is routed around are left out (plan/needs.py).
     """
     tree = levels(plan.workers)
     largest = [max((len(its) for its in level if SumOver(True, its) not in whole), default=0) for level in tree]

@@ -16,10 +16,10 @@ from functools import lru_cache
 from itertools import pairwise
 
 from odyssey import kernel
-from odyssey.plan import Plan
-from odyssey.schedule import compute_order, one_forward_one_backward
-from odyssey.split import Orders, split_orders
-from odyssey.worker import Worker
+from odyssey.plan.plan import Plan
+from odyssey.plan.schedule import compute_order, one_forward_one_backward
+from odyssey.plan.split import Orders, split_orders
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 
 Layers = tuple[int, int]

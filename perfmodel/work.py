@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import groupby
 from statistics import fmean
 
-from odyssey.plan import LayerWork, Work
+from odyssey.plan.plan import LayerWork, Work
 from perfmodel.costs import Costs
 from perfmodel.memory import most_message_bytes
 from perfmodel.profile import Profile

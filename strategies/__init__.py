@@ -25,8 +25,7 @@ search      all strategies asked and priced, the best first; and what is no stra
 building    what strategies are made of
 situation   what a strategy is given and answers
 
-May import `perfmodel`, `odyssey.plan` and its parts, `odyssey.schedule`, `odyssey.kernel`, `odyssey.errors` and
-`odyssey.text`, and no torch.
+May import `perfmodel`, `odyssey.plan`, `odyssey.kernel`, `odyssey.errors` and `odyssey.text`, and no torch.
 """
 
 from __future__ import annotations

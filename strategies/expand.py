@@ -12,16 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from odyssey.pipelines import Stage
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.worker import Worker
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import assign, n_micro_batches_of
-from strategies.building.draft import Draft
 from strategies.building.effort import WORTH
+from strategies.building.layout_to_plan import Draft
+from strategies.building.placement_score import PlacementScore
 from strategies.building.regrouping import additions, closed_s, in_force, n_without_place, regrouped, repairs
 from strategies.building.routing import routed
 from strategies.building.shapes import Shapes, shapes_of
-from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
 
 NAME = "expand"
@@ -40,7 +40,7 @@ def grow(situation: Situation) -> list[Proposal]:
     base = drafts[0] if drafts else now
     drafts = [*additions(shapes, base, n_without_place(situation, base)), *drafts]
     slowest_s = math.inf if n_lost else closed_s(shapes, now) / WORTH
-    found = regrouped(Worth(situation, shapes), NAME, plan, drafts, slowest_s)
+    found = regrouped(PlacementScore(situation, shapes), NAME, plan, drafts, slowest_s)
     if n_lost > len(situation.unused):
         found += _partly_routed(situation, now)
     return found or [Proposal(NAME, None, f"no layout of {len(situation.alive)} workers is faster by closed form")]

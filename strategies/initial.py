@@ -10,11 +10,11 @@ from __future__ import annotations
 from functools import partial
 
 from strategies.building.compose import n_micro_batches_of
-from strategies.building.draft import Draft, no_layout, realise
 from strategies.building.effort import FEW_WORKERS
+from strategies.building.layout_to_plan import Draft, no_layout, realise
 from strategies.building.layouts import layouts
+from strategies.building.placement_score import PlacementScore
 from strategies.building.shapes import Shapes, shapes_of
-from strategies.building.worth import Worth
 from strategies.situation import Candidate, Proposal, Situation
 from strategies.situation.faults import attempt
 
@@ -30,7 +30,7 @@ def start(situation: Situation) -> list[Proposal | Candidate]:
     n_workers = len(situation.alive)
     n_layers = len(situation.profile.layers)
     shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
-    worth = Worth(situation, shapes)
+    worth = PlacementScore(situation, shapes)
     if lengths is None:
         at_least = max(2, situation.aim.n_ranks + 1)
 

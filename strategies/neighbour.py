@@ -12,7 +12,7 @@ lost worker is back, or after another loss.
 
 from __future__ import annotations
 
-from odyssey.approximation import ApproximateCost
+from odyssey.plan.approximation import ApproximateCost
 from strategies.building.routing import doubled
 from strategies.building.taking_over import taken_over, without_lost
 from strategies.situation import Proposal, Situation

@@ -15,9 +15,9 @@ from itertools import accumulate, pairwise
 import msgspec
 
 from odyssey.errors import PlanError
-from odyssey.pipelines import Stage
-from odyssey.plan import Plan, Route
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Plan, Route
+from odyssey.plan.worker import Worker
 from perfmodel.price import price_in_detail
 from strategies.building.closed_form import Ranges, Shape, distribute
 from strategies.building.compose import assign, batch_of, compose, n_micro_batches_of

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from odyssey.pipelines import spans_of
-from odyssey.plan import Keep, Plan
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import spans_of
+from odyssey.plan.plan import Keep, Plan
+from odyssey.plan.worker import Worker
 from strategies.building.routing import routed
 from strategies.building.taking_over import taken_over, without_lost
 from strategies.situation import Proposal, Situation

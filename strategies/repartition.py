@@ -10,10 +10,10 @@ where they are nearly as good.
 from __future__ import annotations
 
 from strategies.building.compose import n_micro_batches_of
-from strategies.building.draft import no_layout
+from strategies.building.layout_to_plan import no_layout
+from strategies.building.placement_score import PlacementScore
 from strategies.building.regrouping import additions, in_force, n_without_place, regrouped, repairs
 from strategies.building.shapes import shapes_of
-from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
 
 NAME = "repartition"
@@ -29,5 +29,5 @@ def propose(situation: Situation) -> list[Proposal]:
     drafts = repairs(situation, shapes, in_force(situation, plan))
     if drafts and situation.arrived:
         drafts += additions(shapes, drafts[0], n_without_place(situation, drafts[0]))
-    found = regrouped(Worth(situation, shapes), NAME, plan, drafts)
+    found = regrouped(PlacementScore(situation, shapes), NAME, plan, drafts)
     return found or [Proposal(NAME, None, no_layout(situation, len(situation.alive)))]

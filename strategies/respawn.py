@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from odyssey.pipelines import Stage
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.worker import Worker
 from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.agent.start import run
-from launcher.coordinator.replay import replay
+from launcher.coordinator.decided_again import replay
 from launcher.joblog.events import Event
 from launcher.options import RunOptions
 from odyssey import own_process

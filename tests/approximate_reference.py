@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from odyssey.approximation import LowRank
+from odyssey.plan.approximation import LowRank
 from odyssey.runtime.data import layer_seed
 from tests import models
 from tests.jobs.train import make_optimizer, make_scheduler

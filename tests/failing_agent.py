@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from launcher.agent.agent import Agent
-from launcher.joblog.news import Sender
-from odyssey.messages import Committed, Report
+from launcher.joblog.event_sink import Sender
+from odyssey.protocol.messages import Committed, Report
 from odyssey_cli.__main__ import main
 
 heard = Agent.heard

@@ -17,10 +17,10 @@ from launcher.joblog.events import (
     RankLost,
     RankStarted,
 )
-from odyssey.messages import Committed, Hello, LayerSpec, ModelSpec, Paused, Ready, Result
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Estimate, Plan, Reduction, Route, Transition
-from odyssey.plan_proof import prove
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Estimate, Plan, Reduction, Route, Transition
+from odyssey.plan.proof import prove
+from odyssey.protocol.messages import Committed, Hello, LayerSpec, ModelSpec, Paused, Ready, Result
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from perfmodel.spread import Spread
 from strategies.situation import Candidate

@@ -19,7 +19,10 @@ from launcher.coordinator.state import with_result
 from launcher.host.kernel import set_subreaper
 from launcher.processes import rank_process
 from launcher.processes.environment import ADDRESS, AGENT_FD
-from odyssey.messages import (
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Plan, Schedule
+from odyssey.plan.proof import prove
+from odyssey.protocol.messages import (
     Boundary,
     Command,
     Committed,
@@ -42,9 +45,6 @@ from odyssey.messages import (
     Result,
     frame,
 )
-from odyssey.pipelines import Stage
-from odyssey.plan import Plan, Schedule
-from odyssey.plan_proof import prove
 from odyssey.zygote import protocol
 from perfmodel.merge import merge
 from perfmodel.profile import Profile

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from odyssey.plan import Compute, ComputeOrder, Estimate, Plan
+from odyssey.plan.plan import Compute, ComputeOrder, Estimate, Plan
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.search import initial_plan
 from strategies.situation import Aim, Protect, Situation

@@ -13,26 +13,7 @@ import pytest
 from tests import ROOT
 
 OURS = {"odyssey", "perfmodel", "strategies", "launcher", "odyssey_cli", "configs"}
-PLAN_SIDE = {
-    "odyssey.needs",
-    "odyssey.plan",
-    "odyssey.approximation",
-    "odyssey.plan_proof",
-    "odyssey.renaming",
-    "odyssey.rest",
-    "odyssey.pipelines",
-    "odyssey.worker",
-    "odyssey.layout",
-    "odyssey.kernel",
-    "odyssey.split",
-    "odyssey.schedule",
-    "odyssey.buckets",
-    "odyssey.trial",
-    "odyssey.errors",
-    "odyssey.text",
-    "odyssey.messages",
-    "odyssey.codec",
-}
+PLAN_SIDE = {"odyssey.plan", "odyssey.protocol", "odyssey.kernel", "odyssey.errors", "odyssey.text", "odyssey.codec"}
 """What both sides speak: the parts of `odyssey` that planning may import."""
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -81,18 +62,14 @@ def test_imports_point_down(package: str) -> None:
 
 FLOORS: dict[str, tuple[str, ...]] = {
     "odyssey": (
-        "text errors own_process control_group kernel",
-        "codec layout",
-        "worker",
-        "pipelines approximation",
+        "text errors own_process control_group kernel tracebacks",
+        "codec",
         "plan",
-        "split plan_proof renaming rest",
-        "schedule messages tracebacks",
-        "calls",
-        "buckets link needs trial",
+        "protocol",
         "model",
         "runtime",
-        "checkpoints",
+        "profiling",
+        "joining checkpoints",
         "job",
         "replicas",
         "zygote",
@@ -230,7 +207,7 @@ def test_only_handles_send_signals() -> None:
     """By its number alone nobody is signalled: it may be another process's by then. A process may end itself, or be asked
     whether it may be signalled."""
     senders = {"os.kill", "os.killpg", "signal.pidfd_send_signal"}
-    allowed = {"launcher/host/handle.py", "odyssey_cli/jobs/stop.py", "odyssey/link.py", "odyssey_cli/jobs/find.py"}
+    allowed = {"launcher/host/handle.py", "odyssey_cli/jobs/stop.py", "odyssey/protocol/link.py", "odyssey_cli/jobs/find.py"}
     found = {
         path.relative_to(ROOT).as_posix()
         for package in MAY_IMPORT
@@ -295,7 +272,7 @@ def loaded_after(statement: str) -> set[str]:
     "statement",
     [
         "import odyssey",
-        "import odyssey.plan, odyssey.schedule, odyssey.messages, odyssey.errors",
+        "import odyssey.plan.plan, odyssey.plan.schedule, odyssey.protocol.messages, odyssey.errors",
         "import odyssey_cli.__main__",
         "import odyssey_cli.run, odyssey_cli.display.screen, launcher.joblog.events, launcher.options",
         "import launcher.agent.start",
@@ -306,7 +283,7 @@ def test_the_way_to_the_first_rank_loads_nothing_heavy(statement: str) -> None:
 
 
 def test_a_training_script_loads_none_of_the_launcher() -> None:
-    loaded = loaded_after("import odyssey, odyssey.plan, odyssey.schedule; odyssey.Job")
+    loaded = loaded_after("import odyssey, odyssey.plan.plan, odyssey.plan.schedule; odyssey.Job")
 
     assert not loaded & (OURS - {"odyssey"})
 

@@ -28,8 +28,8 @@ from benchmarks import (
 )
 from examples import demo
 from launcher.joblog.events import Body, Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, RankStarted
-from odyssey.messages import Committed, Paused, Result
-from odyssey.plan import Estimate, Transition
+from odyssey.plan.plan import Estimate, Transition
+from odyssey.protocol.messages import Committed, Paused, Result
 from tests import ROOT, job_events
 from tests.launchers import free_port
 

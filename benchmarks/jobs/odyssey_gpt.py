@@ -9,7 +9,7 @@ import gpt
 import torch
 
 import odyssey
-from odyssey import buckets
+from odyssey.plan import buckets
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ report_router.py what ranks say, as events and to those whom it concerns; units.
                  introductions.py: where they reach each other
 job_log.py       what is told of the job to people and programs
 job_start.py     how a job begins; job_end.py: how it ends; leaving.py: how it goes on without this agent
-from_outside.py  what commands of `odyssey` find of an agent, from any host; notice_socket.py: where there is one agent
+remote_commands.py  what commands of `odyssey` find of an agent, from any host; notice_socket.py: where there is one agent
 awaited.py       what the leading agent waits for
 drills.py        `--drill`: faults on purpose
 """

@@ -1,6 +1,6 @@
 """The leading agent of a job: events in, actions out, and nothing else.
 
-    process ends, reports, signals, timers ─► News ─► coordinator.step ─► actions ─► orders, forks, kills, log lines
+    process ends, reports, signals, timers ─► EventSink ─► coordinator.step ─► actions ─► orders, forks, kills, log lines
 
 One thread, one loop. It sleeps until something happens: nothing is polled, and nothing on the path from a loss to the
 orders that answer it waits for a disk or another thread. Around this file: ../processes has the ranks, ../planning what they
@@ -30,6 +30,7 @@ from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.led.leader_session import limits_text
 from launcher.health.stall_watch import StallWatch
+from launcher.joblog.event_sink import Sender
 from launcher.joblog.events import (
     AgentJoined,
     AgentLost,
@@ -46,12 +47,11 @@ from launcher.joblog.events import (
     UnitFinal,
 )
 from launcher.joblog.exit_codes import ending
-from launcher.joblog.news import Sender
 from launcher.planning.planner import Planner
 from launcher.processes.environment import nccl_problem
 from launcher.processes.local_agent import LocalAgent
-from odyssey.messages import Failed, Hello, Report
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Failed, Hello, Report
 
 
 class Agent:
@@ -101,7 +101,7 @@ class Agent:
         if self._local.code is not None:
             return  # the log has ended
         if self._put_off is not None and not isinstance(body, StopRequested):  # whose actions are about no single rank
-            self._put_off.append(partial(self._local.news.event, body, origin, generation))
+            self._put_off.append(partial(self._local.sink.event, body, origin, generation))
             return
         if (unit := self._router.units.untold()) is not None:
             self._replication.take(Event(self._now(), unit.generation, f"rank {unit.rank}", UnitFinal(unit.result)))
@@ -132,7 +132,7 @@ class Agent:
             self._start.go_on(body)
         if self._coordination.attempt == attempt:  # else all ranks have started again already, and live elsewhere
             for lost in lost_with_agent:
-                self._local.news.event(lost)
+                self._local.sink.event(lost)
         self._leaving.look(body)
         if not isinstance(body, UnitFinal):
             self._local.processes.waits.look()
@@ -203,7 +203,7 @@ class Agent:
             for rank, report in said:
                 self.heard(self._cluster.process(rank), report)
             for event in ends:
-                self._local.news.event(event)
+                self._local.sink.event(event)
             for happen in put_off:
                 happen()
             if ended is not None:
@@ -235,7 +235,7 @@ class Agent:
         """The whole job ends."""
         self._end.signal = number
         if not self._replication.end_alone(*ending(number)):
-            self._local.news.event(StopRequested(*ending(number)))
+            self._local.sink.event(StopRequested(*ending(number)))
 
     def hand_over(self) -> None:
         """Another agent is to lead."""

@@ -20,7 +20,7 @@ from launcher.health.waits import Wait
 from launcher.host.proc import Vitals
 from launcher.joblog.events import Cause, CauseKind
 from launcher.processes.ranks import Processes
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 STORE_IDLE_S = 10.0
 """A store that takes no connection and uses no processor for so long will not."""

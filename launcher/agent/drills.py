@@ -12,10 +12,10 @@ import msgspec
 
 from launcher.cluster.leading.cluster import Cluster
 from launcher.host.loop import Loop
+from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import NoticeGiven, SlotsReturned
-from launcher.joblog.news import News
 from odyssey.errors import UsageError
-from odyssey.worker import Rank, numbers_from
+from odyssey.plan.worker import Rank, numbers_from
 
 HELP = "for example: --drill 'step=20 kill=2', 'after=30s lose=node1', 'step=9 hang=3', 'step=40 join=node1'"
 _WORDS = "step=, after=, kill=, lose=, hang=, leave=, join="
@@ -103,11 +103,11 @@ class DrillSchedule:
 class Faults:
     """Fires the drills of a job at its ranks."""
 
-    def __init__(self, drills: tuple[Drill, ...], loop: Loop, cluster: Cluster, news: News) -> None:
+    def __init__(self, drills: tuple[Drill, ...], loop: Loop, cluster: Cluster, sink: EventSink) -> None:
         self._schedule = DrillSchedule(drills, random.Random())
         self._loop = loop
         self._cluster = cluster
-        self._news = news
+        self._sink = sink
         self._has_ended = False
 
     def at_start(self) -> None:
@@ -130,14 +130,14 @@ class Faults:
         self._has_ended = True
 
     def _say(self, text: str) -> None:
-        self._news.say(text)
+        self._sink.say(text)
 
     def _fire(self, fault: Drill) -> None:
         if fault.action == "leave":
-            self._news.event(NoticeGiven(fault.ranks, f"drill {fault.text!r}"))
+            self._sink.event(NoticeGiven(fault.ranks, f"drill {fault.text!r}"))
             return
         if fault.action == "join":
-            self._news.event(SlotsReturned(fault.ranks, f"drill {fault.text!r}"))
+            self._sink.event(SlotsReturned(fault.ranks, f"drill {fault.text!r}"))
             return
         number = signal.SIGSTOP if fault.action == "hang" else signal.SIGKILL
         for rank in fault.ranks:

@@ -31,8 +31,8 @@ from launcher.joblog.events import Body, GenerationStarted, JobEnded, NoticeExpi
 from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from odyssey.errors import OdysseyError
-from odyssey.messages import Command, Pause, Prepare
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Command, Pause, Prepare
 
 PAUSE_S, MEASURE_S = 0.0, 2.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""
@@ -96,7 +96,7 @@ class Executor:
             case SetDeadline(seconds=seconds):
                 self._set_deadline(seconds)
             case RemindOfNotice(seconds=seconds):
-                self._local.loop.later(seconds, partial(self._local.news.event, NoticeExpired()))
+                self._local.loop.later(seconds, partial(self._local.sink.event, NoticeExpired()))
             case Record(body=body):
                 self._record(body)
             case End(code=code):
@@ -122,17 +122,17 @@ class Executor:
         try:
             found = self._planner.propose(ask)
         except OdysseyError as error:
-            self._local.news.failed(error)
+            self._local.sink.failed(error)
             return
         for fault in self._planner.untold_faults(found):
-            self._local.news.say(fault)
-        self._local.news.event(found, generation=ask.generation)
+            self._local.sink.say(fault)
+        self._local.sink.event(found, generation=ask.generation)
 
     def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        news = self._local.news
-        self._deadline = None if seconds is None else self._local.loop.later(seconds, lambda: news.event(Tick()))
+        sink = self._local.sink
+        self._deadline = None if seconds is None else self._local.loop.later(seconds, lambda: sink.event(Tick()))
 
     def _record(self, body: Body) -> None:
         if isinstance(body, JobEnded):

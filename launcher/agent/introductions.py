@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from odyssey.messages import Command, Known, Offered
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Command, Known, Offered
 
 MAX_OPEN = 1024
 """Offers of one rank that others have not met yet. Torch waits for most before it makes the next one."""

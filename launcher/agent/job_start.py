@@ -9,9 +9,9 @@ import threading
 import odyssey
 from launcher.agent.coordination import assigned
 from launcher.agent.drills import Faults
-from launcher.agent.from_outside import owner_of_folder
 from launcher.agent.job_log import JobLog
-from launcher.cluster.links.dial import Address
+from launcher.agent.remote_commands import owner_of_folder
+from launcher.cluster.links.connect import Address
 from launcher.coordinator.state import JobState, State, World
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog import registry
@@ -22,7 +22,7 @@ from launcher.planning import situations
 from launcher.planning.planner import Planner
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
-from odyssey.worker import Worker, worker_of
+from odyssey.plan.worker import Worker, worker_of
 from perfmodel.profile import Profile
 
 
@@ -99,7 +99,7 @@ class JobStart:
     def go_on(self, started: JobStarted) -> None:
         """The first ranks are being started."""
         if self._profile is not None:
-            self._local.news.event(self._planner.read(self._profile))
+            self._local.sink.event(self._planner.read(self._profile))
         if self._local.processes.spawner.are_safe and rank_process.imports_odyssey(self._local.options):
             # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
             threading.Thread(target=situations.import_all, name="imports", daemon=True).start()

@@ -17,7 +17,6 @@ from launcher.agent.awaited import Awaited
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Drill, Faults
 from launcher.agent.executor import Executor
-from launcher.agent.from_outside import answer_visitors
 from launcher.agent.introductions import Introductions
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog, Watch
@@ -25,6 +24,7 @@ from launcher.agent.job_start import JobStart, job_started
 from launcher.agent.leaving import Leaving
 from launcher.agent.notice_socket import NoticeSocket
 from launcher.agent.orders import Orders
+from launcher.agent.remote_commands import answer_commands
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
 from launcher.agent.succession import Succession
@@ -37,17 +37,17 @@ from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.leading.redirects import give_way
 from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links import addresses
-from launcher.cluster.links.dial import Address
-from launcher.cluster.reception import Reception
+from launcher.cluster.links.connect import Address
+from launcher.cluster.listener import Listener
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, Suspected
 from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
-from odyssey.messages import SAME_CALLS, Broken, Failed, Position, ReachedAt, frame
+from odyssey.plan.worker import Rank, Worker
+from odyssey.protocol.messages import SAME_CALLS, Broken, Failed, Position, ReachedAt, frame
 from odyssey.text import as_unicode
-from odyssey.worker import Rank, Worker
 from perfmodel.profile import Profile
 
 
@@ -60,11 +60,11 @@ class Began:
     coordination: Coordination
     log: JobLog
     agreement: Agreement | None
-    reception: Reception | None
+    listener: Listener | None
 
 
-def founding(local: LocalAgent, listener: socket.socket, key: bytes, watch: Watch) -> Began:
-    """The job begins here. `listener`: of the store; `key`: of the agents' secret; `watch` sees every event."""
+def founding(local: LocalAgent, server_socket: socket.socket, key: bytes, watch: Watch) -> Began:
+    """The job begins here. `server_socket`: of the store; `key`: of the agents' secret; `watch` sees every event."""
     options, loop = local.options, local.loop
     environments = local.processes.environments
     if addresses.is_only_here(environments.store.host):
@@ -76,10 +76,10 @@ def founding(local: LocalAgent, listener: socket.socket, key: bytes, watch: Watc
     if options.max_agents == 1:
         return Began(0, coordination, log, None, None)
     port = local.processes.store.address.port
-    reception = Reception(loop, addresses.listen_beside(listener, addresses.control_ports(port)), key, port)
-    agreement = Agreement(loop, reception, 0, options.detect_s, _new_log())
-    answer_visitors(local, reception, lambda: 0)
-    return Began(0, coordination, log, agreement, reception)
+    listener = Listener(loop, addresses.listen_beside(server_socket, addresses.control_ports(port)), key, port)
+    agreement = Agreement(loop, listener, 0, options.detect_s, _new_log())
+    answer_commands(local, listener, lambda: 0)
+    return Began(0, coordination, log, agreement, listener)
 
 
 def _new_log() -> str:
@@ -89,43 +89,43 @@ def _new_log() -> str:
 
 def founding_anew(local: LocalAgent, succession: Succession) -> Began:
     """The job begins here, after all who were to begin it are gone."""
-    assert succession.reception is not None
+    assert succession.listener is not None
     succession.log.watch = succession.watch
-    agreement = Agreement(local.loop, succession.reception, succession.number, local.options.detect_s, _new_log())
-    return Began(succession.number, succession.coordination, succession.log, agreement, succession.reception)
+    agreement = Agreement(local.loop, succession.listener, succession.number, local.options.detect_s, _new_log())
+    return Began(succession.number, succession.coordination, succession.log, agreement, succession.listener)
 
 
 def taking_over(succession: Succession) -> Began:
     """The job goes on here."""
     log, agreement = succession.log, succession.agreement
     log.watch = succession.watch
-    return Began(succession.number, succession.coordination, log, agreement, succession.reception)
+    return Began(succession.number, succession.coordination, log, agreement, succession.listener)
 
 
 def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile: Profile | None) -> Agent:
     """`profile`: measured before."""
-    options, loop, news, processes = local.options, local.loop, local.news, local.processes
+    options, loop, sink, processes = local.options, local.loop, local.sink, local.processes
     coordination, log = began.coordination, began.log
     leader, quorum = _others(local, began)
     cluster = Cluster(processes, leader)
     node_of: dict[Worker, int] = {}
-    planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=news.event)
+    planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=sink.event)
     orders = Orders(cluster, coordination)
-    faults = Faults(drills, loop, cluster, news)
+    faults = Faults(drills, loop, cluster, sink)
     hangs = _watch_over_jobs(local, cluster, orders, coordination)
     stalls = _watch_over_scripts(local, cluster, coordination)
     processes.waits.watch(planner.awaited)
     processes.waits.watch(Awaited(processes, cluster, quorum, coordination))
-    explain = news.say if options.verbose else lambda text: None
-    units = Units(news, coordination, planner, hangs, faults, log, orders)
+    explain = sink.say if options.verbose else lambda text: None
+    units = Units(sink, coordination, planner, hangs, faults, log, orders)
     introductions = Introductions(orders.send)
-    router = ReportRouter(loop, news, coordination, processes.spawner, planner, hangs, stalls, units, introductions, explain)
+    router = ReportRouter(loop, sink, coordination, processes.spawner, planner, hangs, stalls, units, introductions, explain)
     start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
-    replication = Replication(local, began.agreement, began.reception, leader, cluster, quorum, coordination, hangs)
+    replication = Replication(local, began.agreement, began.listener, leader, cluster, quorum, coordination, hangs)
     leaving = Leaving(local, coordination, leader, replication, end)
-    notices = NoticeSocket(loop, local.folder.path, news) if began.reception is None else None
+    notices = NoticeSocket(loop, local.folder.path, sink) if began.listener is None else None
     return Agent(
         *(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end, replication),
         leaving,
@@ -138,13 +138,13 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
     options, processes = local.options, local.processes
     role = as_unicode(options.role)  # as the other agents' arrive here
     address = addresses.local_address(options.local_addr) if options.local_addr else ""
-    port = began.reception.port if began.reception is not None else 0
+    port = began.listener.port if began.listener is not None else 0
     us = AgentInfo(
         began.number, socket.gethostname(), os.getpid(), options.n_ranks_per_node, role, options.node_rank, address, port
     )
     roster = Roster(options, us, local.loop.clock(), local.report)
     where = str(processes.store.address)
-    quorum = Quorum(roster, local.loop, where, local.news, partial(job_started, options, local.folder))
+    quorum = Quorum(roster, local.loop, where, local.sink, partial(job_started, options, local.folder))
     leader = Leader(
         local.loop,
         roster,
@@ -153,7 +153,7 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
         processes.environments.store,
         began.agreement.log if began.agreement is not None else "",
         options.detect_s,
-        local.news,
+        local.sink,
         joined=quorum.joined,
         lost=quorum.lost,
         stopped=processes.waits.look,
@@ -162,10 +162,10 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
         are_enough=began.agreement.are_enough if began.agreement is not None else lambda numbers: True,
     )
     quorum.choose = leader.choose
-    if began.reception is not None:
-        leader.open(began.reception)
+    if began.listener is not None:
+        leader.open(began.listener)
         give_way(
-            began.reception,
+            began.listener,
             roster,
             leader,
             lambda: began.coordination.job,
@@ -178,7 +178,7 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
 
 def _is_led_elsewhere(local: LocalAgent, address: Address) -> None:
     """This agent has begun no job yet, and is to join one."""
-    local.news.say(f"the job of this endpoint goes on: it is led at {address}, and this agent joins it there")
+    local.sink.say(f"the job of this endpoint goes on: it is led at {address}, and this agent joins it there")
     other_jobs.joins(local, address, was_in=False)
 
 
@@ -195,19 +195,19 @@ def _is_reached(processes: Processes, address: str) -> None:
 
 
 def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordination: Coordination) -> JobHangs:
-    news = local.news
+    sink = local.sink
 
     def stuck(rank: Rank, position: Position, what: str) -> None:
         generation = coordination.generation
-        news.event(Broken(rank, generation, position, what), generation=generation)
+        sink.event(Broken(rank, generation, position, what), generation=generation)
 
     return JobHangs(
         local.loop,
         orders.ping,
         Inspection(cluster, local.own_ranks, list).sample,
         lambda rank, text: cluster.kill_rank(rank, Cause(CauseKind.HANG, text)),
-        lambda text: news.event(Suspected(text)),
-        lambda rank, text: news.event(Failed(rank, text, SAME_CALLS, "", True)),
+        lambda text: sink.event(Suspected(text)),
+        lambda rank, text: sink.event(Failed(rank, text, SAME_CALLS, "", True)),
         stuck,
     )
 
@@ -223,6 +223,6 @@ def _watch_over_scripts(local: LocalAgent, cluster: Cluster, coordination: Coord
         local.options.stall_timeout_s,
         local.options.ends_stalled,
         inspection=inspection,
-        feed=local.news.event,
+        feed=local.sink.event,
         kill=cluster.kill_rank,
     )

@@ -37,13 +37,13 @@ class Leaving:
 
     def begin(self, number: signal.Signals) -> bool:
         """Answers whether this agent leaves: only a Job that trains, and that others have ranks of, goes on without it."""
-        us, news = self._leader.us, self._local.news
+        us, sink = self._leader.us, self._local.sink
         if not self._coordination.goes_on_without(us):
             return False
         self._by, (reason, _) = number, ending(number)
-        news.say(f"{reason}; what the ranks here hold is moved away, then another agent leads and this one leaves the job")
+        sink.say(f"{reason}; what the ranks here hold is moved away, then another agent leads and this one leaves the job")
         if ranks := tuple(self._coordination.ranks_of(us)):
-            news.event(NoticeGiven(ranks, f"agent {us.number} ({us.host}) was {reason}", is_certain=True))
+            sink.event(NoticeGiven(ranks, f"agent {us.number} ({us.host}) was {reason}", is_certain=True))
         self._look_at_ranks()
         return True
 
@@ -59,5 +59,5 @@ class Leaving:
         if self._by is None or not self._local.processes.have_ended or not self._coordination.is_job_in_force:
             return
         (reason, self._code), self._by = ending(self._by), None
-        self._local.news.say(f"{reason}; this agent leaves the job")
-        self._local.news.event(AgentLost(self._leader.us, reason))
+        self._local.sink.say(f"{reason}; this agent leaves the job")
+        self._local.sink.event(AgentLost(self._leader.us, reason))

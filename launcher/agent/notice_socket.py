@@ -13,8 +13,8 @@ from pathlib import Path
 from launcher.cluster.questions import MAX_QUESTION_BYTES, AskLeave
 from launcher.host import proc
 from launcher.host.loop import Loop
+from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import NoticeGiven
-from launcher.joblog.news import News
 from odyssey.codec import Json, Malformed, to_json
 
 NAME = "notices"
@@ -24,10 +24,10 @@ _ask = Json(AskLeave)
 class NoticeSocket:
     """`folder`: the job's own; None for none, in which nobody finds anything either."""
 
-    def __init__(self, loop: Loop, folder: Path | None, news: News) -> None:
+    def __init__(self, loop: Loop, folder: Path | None, sink: EventSink) -> None:
         self._loop = loop
         self._folder = folder
-        self._news = news
+        self._sink = sink
         self._socket: socket.socket | None = None
 
     def open(self) -> None:
@@ -42,7 +42,7 @@ class NoticeSocket:
             (self._folder / NAME).chmod(0o600)
         except OSError as error:
             ours.close()
-            self._news.say(f"`odyssey leave` will not reach this job: {error}")
+            self._sink.say(f"`odyssey leave` will not reach this job: {error}")
             return
         self._socket = ours
         self._loop.watch(ours.fileno(), lambda mask: self._take(ours))
@@ -53,9 +53,9 @@ class NoticeSocket:
         except OSError:
             return
         except Malformed as error:
-            self._news.say(f"what came to {NAME} in the job's folder is no notice: {error}")
+            self._sink.say(f"what came to {NAME} in the job's folder is no notice: {error}")
             return
-        self._news.event(notice(asked))
+        self._sink.event(notice(asked))
 
     def close(self) -> None:
         """Nobody finds it any more."""

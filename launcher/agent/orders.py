@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from launcher.agent.coordination import Coordination
 from launcher.cluster.leading.cluster import Cluster
-from odyssey.messages import Command, Ping, frame
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Command, Ping, frame
 
 
 class Orders:

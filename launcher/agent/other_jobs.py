@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.cluster.leading.redirects import LedElsewhere
-from launcher.cluster.links.dial import Address
+from launcher.cluster.links.connect import Address
 from launcher.joblog.events import StopRequested
 from launcher.joblog.exit_codes import ExitCode
 from launcher.processes.local_agent import LocalAgent
@@ -21,4 +21,4 @@ def joins(local: LocalAgent, address: Address, others: Sequence[Address] = (), *
 def is_younger(local: LocalAgent, address: Address) -> None:
     """Two jobs have begun, each where nobody of the other could be heard, and the one that is led there did first."""
     what = f"an older job of this --rdzv-id is led at {address}, so this one ends"
-    local.news.event(StopRequested(what, ExitCode.FAILED, "start its agents again: they join the other one"))
+    local.sink.event(StopRequested(what, ExitCode.FAILED, "start its agents again: they join the other one"))

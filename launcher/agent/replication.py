@@ -16,8 +16,8 @@ from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.led.leader_session import HOLD_DETECTS, hold_limit
-from launcher.cluster.links.dial import Address
-from launcher.cluster.reception import Reception
+from launcher.cluster.links.connect import Address
+from launcher.cluster.listener import Listener
 from launcher.cluster.wire import LedBy
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.job_hangs import JobHangs
@@ -41,13 +41,13 @@ from odyssey.errors import OdysseyError
 
 
 class Replication:
-    """`agreement`, `reception`: None where there can be only this agent; then an event is decided upon at once."""
+    """`agreement`, `listener`: None where there can be only this agent; then an event is decided upon at once."""
 
     def __init__(
         self,
         local: LocalAgent,
         agreement: Agreement | None,
-        reception: Reception | None,
+        listener: Listener | None,
         leader: Leader,
         cluster: Cluster,
         quorum: Quorum,
@@ -56,7 +56,7 @@ class Replication:
     ) -> None:
         self._local = local
         self._agreement = agreement
-        self._reception = reception
+        self._listener = listener
         self._leader = leader
         self._cluster = cluster
         self._quorum = quorum
@@ -122,9 +122,9 @@ class Replication:
 
     def _look_at_endpoint(self, *, is_there: bool) -> None:
         """For other jobs of this run id: of two the older one goes on."""
-        if self._reception is None:
+        if self._listener is None:
             return
-        local, options, port = self._local, self._local.options, self._reception.port
+        local, options, port = self._local, self._local.options, self._listener.port
 
         def words(here: str) -> LedBy | None:
             """None after the end."""
@@ -137,7 +137,7 @@ class Replication:
                 other_jobs.is_younger(local, Address(words.host, words.port))
 
         every_s = options.detect_s / 2
-        self._endpoint = EndpointWatch(local.loop, options, self._reception, words, answered, every_s, is_there=is_there)
+        self._endpoint = EndpointWatch(local.loop, options, self._listener, words, answered, every_s, is_there=is_there)
 
     def _give_votes(self, agents: tuple[AgentInfo, ...]) -> None:
         if self._agreement is not None:
@@ -167,11 +167,11 @@ class Replication:
     def leads(self, does_it: bool) -> None:
         if self._local.code is not None:
             return
-        news, detect_s = self._local.news, self._local.options.detect_s
+        sink, detect_s = self._local.sink, self._local.options.detect_s
         if not does_it and self._afterwards is not None:
             self._afterwards()
         elif not does_it:
-            news.say("too few other agents are heard to go on: the ranks here stand still")
+            sink.say("too few other agents are heard to go on: the ranks here stand still")
             self._hangs.stop()  # until something is expected of ranks again
             self._local.processes.hold(True)
             why = f"too few other agents were heard for {HOLD_DETECTS * detect_s:g} s, and those may go on without this one"
@@ -180,8 +180,8 @@ class Replication:
             self._hold_limit.cancel()
             self._hold_limit = None
             self._local.processes.hold(False)
-            news.say("enough other agents are heard again: the ranks go on")
-            news.event(LeaderChanged(self._leader.us))
+            sink.say("enough other agents are heard again: the ranks go on")
+            sink.event(LeaderChanged(self._leader.us))
 
     def led_by(self, number: int) -> None:
         if self._local.code is not None:
@@ -195,7 +195,7 @@ class Replication:
             self._end(f"agent {number} leads the job now, which goes on without this one")
             return
         agents.pop(self._leader.us.number, None)
-        self._local.news.say(
+        self._local.sink.say(
             f"cut off: agent {number} leads the job now, at {at}; the ranks here end, and this agent joins again"
         )
         other_jobs.joins(self._local, at, list(agents.values()), was_in=True)
@@ -211,7 +211,7 @@ class Replication:
         return True
 
     def _end_cut_off(self, reason: str, code: int) -> None:
-        self._local.news.say(f"{reason}; this agent was cut off, and leaves the job")
+        self._local.sink.say(f"{reason}; this agent was cut off, and leaves the job")
         self._leave(code)
 
     def depart(self, departed: Callable[[], None]) -> None:
@@ -266,14 +266,14 @@ class Replication:
         self._resume()
         if local.code is not None:
             return  # the job had ended
-        local.news.event(LeaderChanged(self._leader.us))
+        local.sink.event(LeaderChanged(self._leader.us))
         for rank in missing:
             home, is_alive = coordination.home_of(rank), rank in coordination.state.world.alive
             if is_alive and home in self._leader.living:
                 cause = Cause(CauseKind.NOT_STARTED, "it was not started before another agent led")
-                local.news.event(RankLost(rank, cause, False))
+                local.sink.event(RankLost(rank, cause, False))
             elif is_alive and home not in self._leader.agents:  # its agent's loss was decided, and not yet its own
-                local.news.event(RankLost(rank, Cause(CauseKind.AGENT, f"agent {home} was lost"), True))
+                local.sink.event(RankLost(rank, Cause(CauseKind.AGENT, f"agent {home} was lost"), True))
 
     def close(self) -> None:
         """No other agent is heard any more."""
@@ -283,5 +283,5 @@ class Replication:
             self._endpoint.close()
         if self._agreement is not None:
             self._agreement.close()
-        if self._reception is not None:
-            self._reception.close()
+        if self._listener is not None:
+            self._listener.close()

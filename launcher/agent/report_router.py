@@ -10,14 +10,14 @@ from launcher.agent.units import Units
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.host.loop import Loop
+from launcher.joblog.event_sink import EventSink, Sender
 from launcher.joblog.events import Progressed
-from launcher.joblog.news import News, Sender
 from launcher.planning.planner import Planner
 from launcher.processes.spawner import Spawner
-from odyssey import messages
 from odyssey.errors import OdysseyError
-from odyssey.messages import Connected, Paused, Report, Word
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol import messages
+from odyssey.protocol.messages import Connected, Paused, Report, Word
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
@@ -31,7 +31,7 @@ class ReportRouter:
     def __init__(
         self,
         loop: Loop,
-        news: News,
+        sink: EventSink,
         coordination: Coordination,
         spawner: Spawner,
         planner: Planner,
@@ -43,7 +43,7 @@ class ReportRouter:
     ) -> None:
         """`explain`: for people who want to know more."""
         self._loop = loop
-        self._news = news
+        self._sink = sink
         self._coordination = coordination
         self._spawner = spawner
         self._planner = planner
@@ -111,19 +111,19 @@ class ReportRouter:
         try:
             profiled = self._planner.measured(rank, report)
         except (OdysseyError, OSError) as error:
-            self._news.failed(error)
+            self._sink.failed(error)
             return
         if profiled is not None:
-            self._news.event(profiled)
+            self._sink.event(profiled)
 
     def _has_progressed(self, rank: Rank) -> None:
         """A rank without a Job has done a step, or says that it goes on."""
         if rank not in self._progressed:
             self._progressed.add(rank)
-            self._news.event(Progressed(rank))
+            self._sink.event(Progressed(rank))
 
     def _pass_on(self, word: Word) -> None:
-        self._news.event(word, f"rank {word.rank}", getattr(word, "generation", None))
+        self._sink.event(word, f"rank {word.rank}", getattr(word, "generation", None))
 
     def _still_broken(self, broken: messages.Broken) -> None:
         if self._coordination.runs(broken.generation):

@@ -15,9 +15,9 @@ from launcher.cluster import endpoint
 from launcher.cluster.leading.redirects import LedElsewhere
 from launcher.cluster.led.member import Member
 from launcher.cluster.links import secret
-from launcher.cluster.links.dial import Address
+from launcher.cluster.links.connect import Address
 from launcher.host.fitness import child
-from launcher.host.fitness.report import HostReport
+from launcher.host.fitness.findings import HostReport
 from launcher.joblog import torch_events
 from launcher.joblog.events import Event, Note
 from launcher.options import RunOptions
@@ -25,7 +25,7 @@ from launcher.output import torch_logs_specs
 from launcher.processes import environment as environments
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent, Role
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from perfmodel.profile import Profile
 
 Output = Callable[[Rank, str, bytes], None]

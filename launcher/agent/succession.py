@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from launcher.agent.coordination import Coordination
-from launcher.agent.from_outside import answer_visitors, owner_of_folder
 from launcher.agent.job_log import JobLog, Watch
+from launcher.agent.remote_commands import answer_commands, owner_of_folder
 from launcher.cluster.agreement import Agreement
 from launcher.cluster.leading.redirects import send_on
 from launcher.cluster.led.member import Member
-from launcher.cluster.links.dial import Address
-from launcher.cluster.reception import Reception
+from launcher.cluster.links.connect import Address
+from launcher.cluster.listener import Listener
 from launcher.coordinator.actions import Record
 from launcher.failures.history import RETOLD
 from launcher.joblog.events import (
@@ -36,7 +36,7 @@ from launcher.joblog.events import (
 from launcher.planning import situations
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
-from odyssey.messages import Committed, Connected, Paused, Ready, StepTimes
+from odyssey.protocol.messages import Committed, Connected, Paused, Ready, StepTimes
 
 
 class _Story:
@@ -82,7 +82,7 @@ class Succession:
         self.coordination = Coordination(local.options)
         self.log = self._new_log()
         self.agreement: Agreement | None = None
-        self.reception: Reception | None = None
+        self.listener: Listener | None = None
         self.number = 0
         self.leader = 0
         self._where: dict[int, Address] = {}
@@ -96,14 +96,14 @@ class Succession:
 
     # -- what the member tells -----------------------------------------------------------------------------------------
 
-    def welcomed(self, reception: Reception, number: int, leader: int, address: Address, log: str) -> None:
+    def welcomed(self, listener: Listener, number: int, leader: int, address: Address, log: str) -> None:
         if not self.is_known:  # else it has been led by another one before
-            answer_visitors(self._local, reception, lambda: self.leader)
-        self.reception, self.number, self.leader, self.was_in = reception, number, leader, True
-        self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s, log)
+            answer_commands(self._local, listener, lambda: self.leader)
+        self.listener, self.number, self.leader, self.was_in = listener, number, leader, True
+        self.agreement = Agreement(self._local.loop, listener, number, self._local.options.detect_s, log)
         self.agreement.hearer = self
         self._know(leader, address)
-        send_on(reception, self._local.options.run_id, lambda: self._where.get(self.leader))
+        send_on(listener, self._local.options.run_id, lambda: self._where.get(self.leader))
 
     def passed(self, unit: Committed) -> bool:
         event = self.log.unit(unit)
@@ -117,7 +117,7 @@ class Succession:
 
     @property
     def is_known(self) -> bool:
-        return self.reception is not None
+        return self.listener is not None
 
     @property
     def others(self) -> Mapping[int, Address]:
@@ -133,7 +133,7 @@ class Succession:
         self.close()
         self.agreement = None
         if job_goes_on:
-            self.reception = None
+            self.listener = None
         self._where.clear()
         self.coordination = Coordination(self._local.options)
         self._story = _Story()

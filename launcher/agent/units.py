@@ -7,10 +7,10 @@ from launcher.agent.drills import Faults
 from launcher.agent.job_log import JobLog
 from launcher.agent.orders import Orders
 from launcher.health.job_hangs import JobHangs
+from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import UnitFinal
-from launcher.joblog.news import News
 from launcher.planning.planner import Planner
-from odyssey.messages import Committed, Follow, Result, is_next
+from odyssey.protocol.messages import Committed, Follow, Result, is_next
 
 STEPS_OF_AN_ENTRY = 256
 """So many steps at most before the agents are told: until then each keeps what its ranks have told of them."""
@@ -21,7 +21,7 @@ class Units:
 
     def __init__(
         self,
-        news: News,
+        sink: EventSink,
         coordination: Coordination,
         planner: Planner,
         hangs: JobHangs,
@@ -29,7 +29,7 @@ class Units:
         log: JobLog,
         orders: Orders,
     ) -> None:
-        self._news = news
+        self._sink = sink
         self._coordination = coordination
         self._planner = planner
         self._hangs = hangs
@@ -67,7 +67,7 @@ class Units:
             if self._n_untold < STEPS_OF_AN_ENTRY and not coordination.waits_for_unit:
                 return
             self.untold()
-        self._news.event(UnitFinal(result), f"rank {unit.rank}", unit.generation)
+        self._sink.event(UnitFinal(result), f"rank {unit.rank}", unit.generation)
 
     def untold(self) -> Committed | None:
         """The newest step, which the agents are to be told of now, before anything that is decided upon with it. None if they

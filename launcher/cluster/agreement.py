@@ -10,10 +10,10 @@ from collections.abc import Iterable, Set
 from random import Random
 from typing import Protocol
 
-from launcher.cluster.links.dial import Address
+from launcher.cluster.links.connect import Address
 from launcher.cluster.links.heart import N_BEATS
+from launcher.cluster.listener import Listener
 from launcher.cluster.mesh import Mesh
-from launcher.cluster.reception import Reception
 from launcher.consensus.membership import Configuration, Membership
 from launcher.consensus.messages import Message
 from launcher.consensus.node import Node, NotLeading
@@ -55,13 +55,13 @@ class Agreement:
 
     hearer: Hearer
 
-    def __init__(self, loop: Loop, reception: Reception, me: int, detect_s: float, log: str) -> None:
+    def __init__(self, loop: Loop, listener: Listener, me: int, detect_s: float, log: str) -> None:
         self.me = me
         self.log = log
         self._loop = loop
         self._beat_s = detect_s / N_BEATS
         self._clock = OwnClock(loop, 2 * self._beat_s)
-        self._mesh = Mesh(loop, reception, me, log, self._received)
+        self._mesh = Mesh(loop, listener, me, log, self._received)
         self._node = Node(me, Random(), 0.0, heartbeat_s=self._beat_s, election_s=detect_s)
         self._pending: deque[bytes] = deque()
         """Proposed while this agent did not lead: decided if it leads again."""

@@ -12,16 +12,16 @@ from collections.abc import Callable
 import msgspec
 
 from launcher.cluster.links import addresses
-from launcher.cluster.links.dial import Address, Dial
+from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
-from launcher.cluster.reception import Reception
+from launcher.cluster.listener import Listener
 from launcher.cluster.wire import MAX_FIRST_BYTES, LedBy
-from launcher.host.beside import Beside
 from launcher.host.loop import Loop, Timer
+from launcher.host.worker_thread import WorkerThread
 from launcher.options import RunOptions
 from odyssey.codec import Malformed, Packed
 from odyssey.errors import UsageError
-from odyssey.messages import packed
+from odyssey.protocol.messages import packed
 
 _answer = Packed(LedBy)
 
@@ -34,7 +34,7 @@ class EndpointWatch:
         self,
         loop: Loop,
         options: RunOptions,
-        reception: Reception,
+        listener: Listener,
         words: Callable[[str], msgspec.Struct | None],
         answered: Callable[[LedBy], None],
         every_s: float,
@@ -43,13 +43,13 @@ class EndpointWatch:
     ) -> None:
         self._loop = loop
         self._options = options
-        self._reception = reception
+        self._listener = listener
         self._words = words
         self._answered = answered
         self._every_s = every_s
         self._is_there = is_there
-        self._resolving: Beside[list[Address]] | None = None
-        self._dials: list[Dial] = []
+        self._resolving: WorkerThread[list[Address]] | None = None
+        self._connectors: list[Connector] = []
         self._links: list[Link] = []
         self._timer: Timer | None = None
         self._look()
@@ -57,7 +57,7 @@ class EndpointWatch:
     def _look(self) -> None:
         """Its name may come to stand for another host, and to find out may take its time."""
         if self._resolving is None:
-            self._resolving = Beside(self._loop, self._resolve, self._dial)
+            self._resolving = WorkerThread(self._loop, self._resolve, self._connect)
         self._timer = self._loop.later(self._every_s, self._look)
 
     def _resolve(self) -> list[Address]:
@@ -68,14 +68,16 @@ class EndpointWatch:
         except UsageError:
             return []
         at = [Address(its.host, port) for its in found for port in addresses.control_ports(options.master_port)]
-        return [its for its in at if not addresses.is_ours(its) or not (self._is_there or its.port == self._reception.port)]
+        return [its for its in at if not addresses.is_ours(its) or not (self._is_there or its.port == self._listener.port)]
 
-    def _dial(self, found: list[Address]) -> None:
+    def _connect(self, found: list[Address]) -> None:
         self._resolving = None
         self._hang_up()
-        key, port = self._reception.key, self._reception.endpoint_port
+        key, port = self._listener.key, self._listener.endpoint_port
         for at in found:
-            self._dials.append(Dial(self._loop, [at], key, port, connected=self._tell, failed=lambda why, is_refused: None))
+            self._connectors.append(
+                Connector(self._loop, [at], key, port, connected=self._tell, failed=lambda why, is_refused: None)
+            )
 
     def _tell(self, link: Link, address: Address) -> None:
         self._links.append(link)
@@ -91,11 +93,11 @@ class EndpointWatch:
         self._answered(words)
 
     def _hang_up(self) -> None:
-        for dial in self._dials:
-            dial.close()
+        for connector in self._connectors:
+            connector.close()
         for link in self._links:
             link.close()
-        self._dials.clear()
+        self._connectors.clear()
         self._links.clear()
 
     def close(self) -> None:

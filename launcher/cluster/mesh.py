@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from launcher.cluster.links.dial import Address, Dial
+from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
-from launcher.cluster.reception import Reception
+from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Greet
 from launcher.consensus.messages import Message
 from launcher.consensus.node import ProtocolError
 from launcher.host.loop import Loop
 from odyssey.codec import Malformed, Packed
-from odyssey.messages import MAX_FRAME_BYTES, packed
+from odyssey.protocol.messages import MAX_FRAME_BYTES, packed
 
 MAX_QUEUED = 64
 """Messages for an agent that is being connected to; the oldest are lost first."""
@@ -29,7 +29,7 @@ class _Peer:
     def __init__(self, address: Address) -> None:
         self.address = address
         self.link: Link | None = None
-        self.dial: Dial | None = None
+        self.connector: Connector | None = None
         self.queued: deque[bytes] = deque(maxlen=MAX_QUEUED)
 
 
@@ -37,15 +37,15 @@ class Mesh:
     """`received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `me`: our number;
     `log`: which one it is about. Agents of another job, which may have been reached here before, are not heard."""
 
-    def __init__(self, loop: Loop, reception: Reception, me: int, log: str, received: Callable[[int, Message], None]) -> None:
+    def __init__(self, loop: Loop, listener: Listener, me: int, log: str, received: Callable[[int, Message], None]) -> None:
         self._loop = loop
-        self._reception = reception
+        self._listener = listener
         self._me = me
         self._log = log
         self._received = received
         self._peers: dict[int, _Peer] = {}
         self._incoming: dict[int, Link] = {}
-        reception.give(Greet, self._greeted)
+        listener.give(Greet, self._greeted)
 
     def know(self, number: int, address: Address) -> None:
         """Where an agent is reached. The first word counts."""
@@ -62,9 +62,9 @@ class Mesh:
             peer.link.send(body)
             return
         peer.queued.append(body)
-        if peer.dial is None:
-            key, port = self._reception.key, self._reception.endpoint_port
-            peer.dial = Dial(
+        if peer.connector is None:
+            key, port = self._listener.key, self._listener.endpoint_port
+            peer.connector = Connector(
                 self._loop,
                 [peer.address],
                 key,
@@ -74,7 +74,7 @@ class Mesh:
             )
 
     def _connected(self, peer: _Peer, link: Link) -> None:
-        peer.dial, peer.link = None, link
+        peer.connector, peer.link = None, link
         link.begin(lambda body: link.close(), lambda why: None, 0)  # it has nothing to say here
         link.send(packed(Greet(self._me, self._log)))
         for body in peer.queued:
@@ -82,7 +82,7 @@ class Mesh:
         peer.queued.clear()
 
     def _failed(self, peer: _Peer) -> None:
-        peer.dial = None
+        peer.connector = None
         peer.queued.clear()
 
     def _greeted(self, link: Link, words: Greet) -> None:
@@ -103,8 +103,8 @@ class Mesh:
 
     def close(self) -> None:
         for peer in self._peers.values():
-            if peer.dial is not None:
-                peer.dial.close()
+            if peer.connector is not None:
+                peer.connector.close()
             if peer.link is not None:
                 peer.link.close()
         for link in self._incoming.values():

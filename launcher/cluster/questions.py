@@ -10,9 +10,9 @@ from typing import Annotated
 import msgspec
 
 from launcher.health.stacks import Stack
-from launcher.output.kept import MAX_FILES, MAX_PIECE_BYTES, KeptFile, Size
+from launcher.output.log_reader import MAX_FILES, MAX_PIECE_BYTES, KeptFile, Size
 from odyssey.codec import Count
-from odyssey.worker import RankNumber
+from odyssey.plan.worker import RankNumber
 
 MAX_QUESTION_BYTES = 4096
 

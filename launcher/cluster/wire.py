@@ -13,11 +13,11 @@ from launcher.cluster.questions import Ask
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Stack
 from launcher.health.stalls import Sample
-from launcher.host.fitness.report import HostReport
+from launcher.host.fitness.findings import HostReport
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
 from odyssey.codec import Count, Name, Pid, SignalNumber, check_ip_address
-from odyssey.messages import Failed, Finished, Report
-from odyssey.worker import Rank, RankNumber
+from odyssey.plan.worker import Rank, RankNumber
+from odyssey.protocol.messages import Failed, Finished, Report
 
 # -- member to leader --------------------------------------------------------------------------------------------------
 

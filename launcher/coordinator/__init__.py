@@ -15,5 +15,5 @@ replicas.py        a script whose ranks each have everything, and its own loop
 elastic.py         the machine of plain scripts, which start again together
 restart_policy.py  whether and when they do
 rank_assignment.py which rank sits where
-replay.py          a log through the machine again
+decided_again.py          a log through the machine again
 """

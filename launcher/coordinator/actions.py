@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from launcher.joblog.events import Cause, Decision, Note
-from odyssey.messages import Command
-from odyssey.needs import SumOver
-from odyssey.pipelines import Stage
-from odyssey.plan import Plan
-from odyssey.worker import Rank, Worker
+from odyssey.plan.needs import SumOver
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank, Worker
+from odyssey.protocol.messages import Command
 
 
 class SendOrder(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from launcher.coordinator.rank_assignment import in_order
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp, made_progress
 from launcher.coordinator.state import PlainState, Status
-from launcher.failures.root_cause import Kind, end_after, is_from_outside, root
+from launcher.failures.root_cause import FailureKind, end_after, is_from_outside, root
 from launcher.joblog.events import (
     AgentJoined,
     AgentLost,
@@ -39,8 +39,8 @@ from launcher.joblog.events import (
     SlotsReturned,
     Tick,
 )
-from odyssey.calls import ranks_alike
-from odyssey.messages import Failed
+from odyssey.protocol.calls import ranks_alike
+from odyssey.protocol.messages import Failed
 
 PATIENCE_S = 3.0
 """How long ranks may take to end before it is said who is waited for; said again after ever longer times."""
@@ -138,7 +138,7 @@ def _if_all_gone(plain: PlainState) -> Actions:
 def _judge(plain: PlainState) -> Actions:
     world, restarts = plain.world, plain.world.restarts
     cause = root(world.ends)
-    reason = cause.reason if cause is not None and cause.kind is not Kind.AGENT else world.first_failure
+    reason = cause.reason if cause is not None and cause.kind is not FailureKind.AGENT else world.first_failure
     if world.slots_lost and not world.agents:
         return end(plain, 1, f"{reason}; its slot is gone" if restarts.policy.max_restarts else reason)
     failed_at = world.now if plain.failed_at is None else plain.failed_at
@@ -166,11 +166,11 @@ def _start(plain: PlainState) -> Actions:
         missing = started.min_agents - len(world.agents)
         note = Note(f"waiting up to {started.join_timeout_s:g} s for {missing} more agent{'s' if missing > 1 else ''}")
         return Record(note), SetDeadline(started.join_timeout_s)
-    lost_agent = any(end.kind is Kind.AGENT for end in world.ends.values())
+    lost_agent = any(end.kind is FailureKind.AGENT for end in world.ends.values())
     cause = root(world.ends)
     world.seat(world.agents)
     world.ranks.start_all(world.n_ranks)
-    plain.never_there = set(world.alive) if lost_agent and (cause is None or cause.kind is Kind.AGENT) else set()
+    plain.never_there = set(world.alive) if lost_agent and (cause is None or cause.kind is FailureKind.AGENT) else set()
     world.ends.clear()
     world.generation += 1
     world.attempt += 1

@@ -16,8 +16,8 @@ from launcher.coordinator.state import JobState, Status
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import Cause, CauseKind, Note, Tick
 from launcher.joblog.wording import ranks_text
-from odyssey.messages import Broken, Finish, Finished, Pause, Paused, Position, position_after
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Broken, Finish, Finished, Pause, Paused, Position, position_after
 
 ASK_AGAIN_S = 3.0
 """A rank that was in the script's own code when it was asked may train on by now, or be gone."""

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from launcher.coordinator.workers import Workers, workers_of
 from launcher.joblog.wording import ranks_text
-from odyssey.messages import ModelSpec, Paused, Position, Ready, Result, WholeGroup, position_after
-from odyssey.needs import SumOver
-from odyssey.plan import Plan
-from odyssey.worker import Rank
+from odyssey.plan.needs import SumOver
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import ModelSpec, Paused, Position, Ready, Result, WholeGroup, position_after
 
 
 def model_difference(models: Mapping[Rank, ModelSpec]) -> str | None:

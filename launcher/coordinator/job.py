@@ -41,8 +41,20 @@ from launcher.joblog.events import (
 )
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import ProfileError
-from odyssey.messages import SAME_CALLS, Broken, CannotGoOn, Connected, Failed, Finished, Hello, Pause, Paused, Ready, Saved
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import (
+    SAME_CALLS,
+    Broken,
+    CannotGoOn,
+    Connected,
+    Failed,
+    Finished,
+    Hello,
+    Pause,
+    Paused,
+    Ready,
+    Saved,
+)
 
 _SAME_MODEL = "all ranks must be given the same model and data: check what depends on the rank"
 

@@ -3,7 +3,7 @@
 A script is plain until a rank joins with a Job: elastic.py has the machine of the one, job.py that of the other, each with
 its table of what is heard when. No clock, no I/O, no randomness: time is in the events, deadlines come back as Tick, and
 whatever else is looked up (plans, the profile) comes back as an event of its own. So replaying a log gives the same
-decisions (replay.py). The state is changed in place, and nobody else changes it.
+decisions (decided_again.py). The state is changed in place, and nobody else changes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from launcher.coordinator.restart_policy import Policy
 from launcher.coordinator.state import JobState, PlainState, Replicas, State, Status
 from launcher.failures.root_cause import is_from_outside
 from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, UnitFinal
-from odyssey.messages import Broken, Hello
+from odyssey.protocol.messages import Broken, Hello
 
 
 def step(state: State, event: Event) -> tuple[State, Actions]:

@@ -14,8 +14,8 @@ from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Replicas, Status
 from launcher.joblog.events import Note
 from launcher.joblog.wording import ranks_text
-from odyssey.messages import Hello
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Hello
 
 
 def made(job: JobState, body: Hello) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.joblog.events import AgentInfo
 from odyssey.codec import Count
-from odyssey.worker import Rank, RankNumber, numbers_from
+from odyssey.plan.worker import Rank, RankNumber, numbers_from
 
 
 class RankAssignment(msgspec.Struct, frozen=True):

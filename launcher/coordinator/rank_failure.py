@@ -18,7 +18,7 @@ from launcher.coordinator.restart_policy import LOSSES_OF_A_SLOT, GiveUp, Restar
 from launcher.coordinator.state import JobState, Status
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import Note
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 
 def judge(job: JobState, end: RankEnd) -> Restart | GiveUp:

@@ -14,8 +14,8 @@ import enum
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
-from odyssey.messages import ModelSpec, Paused, Position, Ready
-from odyssey.worker import Rank, numbers_from
+from odyssey.plan.worker import Rank, numbers_from
+from odyssey.protocol.messages import ModelSpec, Paused, Position, Ready
 
 
 class RankState(enum.StrEnum):

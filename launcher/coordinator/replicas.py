@@ -17,10 +17,10 @@ from launcher.coordinator.ranks import RankRecord, Ranks, RankState
 from launcher.coordinator.state import JobState, PlainState, SavedState, Status
 from launcher.joblog.events import Note
 from launcher.joblog.wording import ranks_text, seconds_text
-from odyssey.messages import CannotGoOn, Saved
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Plan, Reduction, StateFrom
-from odyssey.worker import Rank, Worker
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Plan, Reduction, StateFrom
+from odyssey.plan.worker import Rank, Worker
+from odyssey.protocol.messages import CannotGoOn, Saved
 
 SPEAKER = Rank(0)
 """Scripts let this rank save, log and read for all."""

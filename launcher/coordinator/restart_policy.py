@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from launcher.failures.root_cause import Ends, Kind, RankEnd, signature
+from launcher.failures.root_cause import Ends, FailureKind, RankEnd, signature
 
 LONGEST_BACKOFF_S = 300.0
 UNTOLD_PROGRESS_S = 60.0
@@ -68,7 +68,9 @@ def decide(
     """After an attempt whose ranks are all gone. `root` is None where agents were lost and no rank failed."""
     if policy.max_restarts == 0:
         return GiveUp("")
-    never = sorted(e.status for e in ends.values() if e.kind is not Kind.ENDED and e.status in policy.never_retry and e.status)
+    never = sorted(
+        e.status for e in ends.values() if e.kind is not FailureKind.ENDED and e.status in policy.never_retry and e.status
+    )
     if never:
         return GiveUp(
             f"exit code {never[0]} is never retried", f"--never-retry {','.join(map(str, policy.never_retry))} says so"

@@ -17,12 +17,12 @@ from launcher.coordinator.restart_policy import Restarts, SlotLoss
 from launcher.coordinator.workers import Workers, workers_of
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import AgentInfo, JobStarted, RankSlowed
-from odyssey import messages
 from odyssey.codec import Malformed, Packed
-from odyssey.messages import ModelSpec, Position, Result, position_after
-from odyssey.plan import Plan
-from odyssey.rest import Rest
-from odyssey.worker import Rank, numbers_from
+from odyssey.plan.plan import Plan
+from odyssey.plan.rest import Rest
+from odyssey.plan.worker import Rank, numbers_from
+from odyssey.protocol import messages
+from odyssey.protocol.messages import ModelSpec, Position, Result, position_after
 from perfmodel.profile import Profile
 from perfmodel.reliability import WINDOW_S
 

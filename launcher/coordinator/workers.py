@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from odyssey import worker as undivided
-from odyssey.plan import Plan
-from odyssey.worker import Rank, Worker
+from odyssey.plan import worker as undivided
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank, Worker
 
 
 @dataclass(frozen=True, slots=True)

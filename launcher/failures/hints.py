@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from launcher.failures.root_cause import Kind, RankEnd
+from launcher.failures.root_cause import FailureKind, RankEnd
 
 
 def advice(cause: RankEnd) -> str:
@@ -14,16 +14,16 @@ def advice(cause: RankEnd) -> str:
         return cause.help
     if cause.has_left:
         return "let all ranks come to the end of the script together: look for an exit, a return or a shorter loop on that rank"
-    if cause.kind is Kind.SIGNAL and cause.status is not None:
+    if cause.kind is FailureKind.SIGNAL and cause.status is not None:
         return _SIGNALS.get(-cause.status, "")
-    if cause.kind is Kind.CRASH and cause.status is not None:
+    if cause.kind is FailureKind.CRASH and cause.status is not None:
         return _CRASHES.get(-cause.status, "")
-    if cause.kind is Kind.EXIT and cause.status is not None:
+    if cause.kind is FailureKind.EXIT and cause.status is not None:
         said = next((help for pattern, help in _WORDS if pattern.search(cause.diagnostics.last_lines)), "")
         return said or _EXIT_CODES.get(cause.status, "see the last lines that the rank wrote")
-    if cause.kind in (Kind.EXCEPTION, Kind.COMMUNICATION):
+    if cause.kind in (FailureKind.EXCEPTION, FailureKind.COMMUNICATION):
         said = next((help for pattern, help in _WORDS if pattern.search(cause.error)), "")
-        if not said and cause.kind is Kind.COMMUNICATION:
+        if not said and cause.kind is FailureKind.COMMUNICATION:
             return _NETWORK
         return said
     return _KINDS.get(cause.kind, "")
@@ -33,7 +33,9 @@ def in_words(end: RankEnd) -> str:
     """Its text, and what a signal means: `SIGSEGV: segmentation fault`."""
     if end.has_left:
         return "exit code 0 while others still needed it"
-    words = _MEANINGS.get(-end.status, "") if end.status is not None and end.kind in (Kind.SIGNAL, Kind.CRASH) else ""
+    words = (
+        _MEANINGS.get(-end.status, "") if end.status is not None and end.kind in (FailureKind.SIGNAL, FailureKind.CRASH) else ""
+    )
     return f"{end.text}: {words}" if words and not end.error else end.text
 
 
@@ -56,10 +58,10 @@ _NETWORK = (
 )
 _MEMORY = "use less memory (smaller batches, fewer data loader workers), or raise the limit of the job or the container"
 _KINDS = {
-    Kind.OUT_OF_MEMORY: _MEMORY,
-    Kind.HANG: "see where the ranks were, in the lines above; a collective that not all ranks enter waits for ever",
-    Kind.AGENT: "see the output of that agent, and whether its host is well",
-    Kind.DRILL: "this loss was ordered with --drill; --max-restarts lets the job go on",
+    FailureKind.OUT_OF_MEMORY: _MEMORY,
+    FailureKind.HANG: "see where the ranks were, in the lines above; a collective that not all ranks enter waits for ever",
+    FailureKind.AGENT: "see the output of that agent, and whether its host is well",
+    FailureKind.DRILL: "this loss was ordered with --drill; --max-restarts lets the job go on",
 }
 _SIGNALS: dict[int, str] = {
     signal.SIGKILL: "somebody or something killed it: a scheduler, a limit, or the host's out-of-memory killer (see `dmesg`)",

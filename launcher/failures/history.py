@@ -24,8 +24,8 @@ from launcher.joblog.events import (
     RankStarted,
     Restarting,
 )
-from odyssey.messages import Committed, Failed
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Committed, Failed
 
 
 class Attempt(msgspec.Struct, frozen=True):

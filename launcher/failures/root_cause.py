@@ -18,14 +18,14 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher.joblog.events import Body, Cause, CauseKind, Diagnostics, RankExited, RankLost
-from odyssey.messages import Failed
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Failed
 
 SUDDEN_S = 1.0
 """What the kernel ended within this time after an exception elsewhere was not ended by that exception: it may be its cause."""
 
 
-class Kind(enum.StrEnum):
+class FailureKind(enum.StrEnum):
     """How a rank ended."""
 
     EXCEPTION = "exception"
@@ -74,19 +74,19 @@ class RankEnd(msgspec.Struct, frozen=True):
         return self.cause is not None and self.cause.kind is CauseKind.EXIT and self.status == 0 and not self.error
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> FailureKind:
         cause = self.cause
-        kind = Kind.EXIT if cause is None else _KINDS[cause.kind]
-        if kind in (Kind.HANG, Kind.DRILL, Kind.NOT_STARTED, Kind.AGENT, Kind.OUT_OF_MEMORY):
+        kind = FailureKind.EXIT if cause is None else _KINDS[cause.kind]
+        if kind in (FailureKind.HANG, FailureKind.DRILL, FailureKind.NOT_STARTED, FailureKind.AGENT, FailureKind.OUT_OF_MEMORY):
             return kind
         if self.error:
             if is_communication(self.error):
-                return Kind.COMMUNICATION
-            if kind is Kind.ENDED and _OF_A_SIGNAL.search(self.error):
-                return Kind.ENDED  # the exception is how its own handler answers the signal that ended it
-            return Kind.EXCEPTION
-        if kind is Kind.SIGNAL and self.status is not None and -self.status in _CRASHES:
-            return Kind.COMMUNICATION if is_communication(self.diagnostics.last_lines) else Kind.CRASH
+                return FailureKind.COMMUNICATION
+            if kind is FailureKind.ENDED and _OF_A_SIGNAL.search(self.error):
+                return FailureKind.ENDED  # the exception is how its own handler answers the signal that ended it
+            return FailureKind.EXCEPTION
+        if kind is FailureKind.SIGNAL and self.status is not None and -self.status in _CRASHES:
+            return FailureKind.COMMUNICATION if is_communication(self.diagnostics.last_lines) else FailureKind.CRASH
         return kind
 
     @property
@@ -104,9 +104,9 @@ class RankEnd(msgspec.Struct, frozen=True):
             return f"rank {self.rank} failed: {self.text}"
         if self.has_left:
             return f"rank {self.rank} ended with exit code 0, and others still needed it"
-        if self.kind in (Kind.EXIT, Kind.CRASH):
+        if self.kind in (FailureKind.EXIT, FailureKind.CRASH):
             return f"rank {self.rank} ended with {self.text}"
-        if self.kind is Kind.NOT_STARTED:
+        if self.kind is FailureKind.NOT_STARTED:
             return f"rank {self.rank} could not be started: {self.text}"
         return f"rank {self.rank} was lost ({self.text})"
 
@@ -153,14 +153,14 @@ def root(ends: Ends) -> RankEnd | None:
     before; and where something outside ended a rank within a second of that, this is the cause, as no rank's exception can have
     done it.
     """
-    own = [end for end in ends.values() if end.kind is not Kind.ENDED and not end.has_left]
+    own = [end for end in ends.values() if end.kind is not FailureKind.ENDED and not end.has_left]
     if not own:
         return None
-    first = min(own, key=lambda end: (end.kind is Kind.COMMUNICATION, end.time, end.rank))
-    if first.kind is Kind.COMMUNICATION:
+    first = min(own, key=lambda end: (end.kind is FailureKind.COMMUNICATION, end.time, end.rank))
+    if first.kind is FailureKind.COMMUNICATION:
         left = [end for end in ends.values() if end.has_left and end.time <= first.time + SUDDEN_S]
         return min(left, key=lambda end: (end.time, end.rank), default=first)
-    if first.kind in (Kind.EXCEPTION, Kind.EXIT):
+    if first.kind in (FailureKind.EXCEPTION, FailureKind.EXIT):
         sudden = [end for end in own if _is_sudden(end) and end.time <= first.time + SUDDEN_S]
         first = min(sudden, key=lambda end: (end.time, end.rank), default=first)
     return first
@@ -168,14 +168,14 @@ def root(ends: Ends) -> RankEnd | None:
 
 def _is_sudden(end: RankEnd) -> bool:
     """SIGABRT is left out: it is how libraries answer the loss of a peer."""
-    if end.kind in (Kind.DRILL, Kind.AGENT, Kind.OUT_OF_MEMORY, Kind.SIGNAL):
+    if end.kind in (FailureKind.DRILL, FailureKind.AGENT, FailureKind.OUT_OF_MEMORY, FailureKind.SIGNAL):
         return True
-    return end.kind is Kind.CRASH and end.status != -signal.SIGABRT
+    return end.kind is FailureKind.CRASH and end.status != -signal.SIGABRT
 
 
 def victims(ends: Ends, root: RankEnd) -> tuple[Rank, ...]:
     """Ranks that the agent ended because of `root`."""
-    return tuple(sorted(end.rank for end in ends.values() if end.kind is Kind.ENDED and end.rank != root.rank))
+    return tuple(sorted(end.rank for end in ends.values() if end.kind is FailureKind.ENDED and end.rank != root.rank))
 
 
 def alike(ends: Ends, root: RankEnd) -> tuple[Rank, ...]:
@@ -195,7 +195,7 @@ def signature(end: RankEnd) -> str | None:
 
     Whatever comes from outside the script: signals, broken connections, lost hosts.
     """
-    if end.kind not in (Kind.EXCEPTION, Kind.EXIT, Kind.CRASH, Kind.OUT_OF_MEMORY):
+    if end.kind not in (FailureKind.EXCEPTION, FailureKind.EXIT, FailureKind.CRASH, FailureKind.OUT_OF_MEMORY):
         return None
     return f"{end.kind} {signature_text(end)}"
 
@@ -211,16 +211,16 @@ def is_communication(text: str) -> bool:
 
 
 _KINDS = {
-    CauseKind.EXIT: Kind.EXIT,
-    CauseKind.SIGNAL: Kind.SIGNAL,
-    CauseKind.HANG: Kind.HANG,
-    CauseKind.UNRESPONSIVE: Kind.HANG,
-    CauseKind.MALFORMED: Kind.SIGNAL,
-    CauseKind.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
-    CauseKind.DRILL: Kind.DRILL,
-    CauseKind.ENDED: Kind.ENDED,
-    CauseKind.NOT_STARTED: Kind.NOT_STARTED,
-    CauseKind.AGENT: Kind.AGENT,
+    CauseKind.EXIT: FailureKind.EXIT,
+    CauseKind.SIGNAL: FailureKind.SIGNAL,
+    CauseKind.HANG: FailureKind.HANG,
+    CauseKind.UNRESPONSIVE: FailureKind.HANG,
+    CauseKind.MALFORMED: FailureKind.SIGNAL,
+    CauseKind.OUT_OF_MEMORY: FailureKind.OUT_OF_MEMORY,
+    CauseKind.DRILL: FailureKind.DRILL,
+    CauseKind.ENDED: FailureKind.ENDED,
+    CauseKind.NOT_STARTED: FailureKind.NOT_STARTED,
+    CauseKind.AGENT: FailureKind.AGENT,
 }
 _CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}

@@ -22,9 +22,9 @@ from launcher.health.stalls import Sample
 from launcher.health.standstill import Standstill, is_for_good
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.wording import ranks_text, seconds_text
-from odyssey.calls import Unit, difference
-from odyssey.messages import Pong, Position
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.calls import Unit, difference
+from odyssey.protocol.messages import Pong, Position
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
 """After the longer of these, ranks are asked where they are."""

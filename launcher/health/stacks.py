@@ -25,7 +25,7 @@ import odyssey
 from launcher.host import proc
 from launcher.host.handle import Handle
 from odyssey.codec import Json, Malformed, for_people
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from odyssey.zygote.protocol import STACKS_FILE, STACKS_SIGNAL
 
 LIMIT_S = 5.0

@@ -21,8 +21,8 @@ from launcher.health.stacks import Group
 from launcher.host import proc
 from launcher.host.proc import Vitals
 from launcher.joblog.wording import seconds_text
+from odyssey.plan.worker import Rank
 from odyssey.runtime.heartbeat import INTERVAL_S
-from odyssey.worker import Rank
 
 MAX_HOSTS = 4
 """Named in a warning."""

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from launcher.health.life import IDLE_S, is_a_sign
 from launcher.health.stalls import Sample
-from odyssey.messages import Pong
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Pong
 
 
 class _Standing(NamedTuple):

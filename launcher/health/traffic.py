@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from launcher.host import proc, tcp
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 
 def between_ranks(pids: Mapping[Rank, int], store_port: int, elsewhere: Collection[str]) -> dict[Rank, int]:

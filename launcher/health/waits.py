@@ -16,7 +16,7 @@ from launcher.health.life import Life
 from launcher.host.loop import Loop, Timer
 from launcher.host.proc import Vitals, vitals
 from launcher.joblog.wording import ranks_text, seconds_text
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 LOOK_S = 1.0
 TELL_S = 10.0

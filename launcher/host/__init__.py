@@ -2,9 +2,9 @@
 
 loop.py    one thread that sleeps until something happens
 own_clock.py a clock that stands still while this agent does
-beside.py  what would hold it up, in a thread
+worker_thread.py  what would hold it up, in a thread
 signals.py signals as events of it
-broadcasts.py whether ranks have got one, too
+group_signals.py whether ranks have got one, too
 handle.py  a process that may be signalled, and no other of its number
 orphans.py what ranks have started, found and ended
 send_buffer.py sends without waiting

@@ -13,8 +13,8 @@ from typing import Any
 from launcher.joblog.events import CauseKind, Event, JobEnded, JobStarted, RankLost, RankStarted, Restarting
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
-from odyssey.messages import Failed
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Failed
 
 Watch = Callable[[Event], None]
 

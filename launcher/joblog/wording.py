@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.joblog.events import CauseKind, RankLost
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from strategies.situation import Candidate
 
 REPORT = "this is a bug: please report it"

@@ -26,7 +26,7 @@ from launcher.host.loop import Loop
 from launcher.options import RunOptions, Std
 from launcher.output.console import Console, Filtered, Lines
 from launcher.output.log_files import LogFile, Outlet, RankLogs, open_file
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 TAIL_BYTES = 4096
 READ_BYTES = 1 << 16

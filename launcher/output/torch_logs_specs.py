@@ -16,7 +16,7 @@ from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.options import RunOptions, Std
 from launcher.output.log_files import STREAMS, Outlet, RankLogs
 from odyssey.errors import OdysseyError, UsageError
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 GROUP = "torchrun.logs_specs"
 

@@ -14,11 +14,11 @@ from launcher.coordinator.actions import StartMeasure
 from launcher.joblog.events import Event, GenerationStarted, RankStarted
 from launcher.options import RunOptions
 from odyssey import control_group
-from odyssey.messages import Committed, Hello, Measured, ModelSpec, OpTimes
-from odyssey.pipelines import Stage
-from odyssey.plan import Plan
-from odyssey.trial import trial_plan
-from odyssey.worker import Rank, Worker, ranks_of
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank, Worker, ranks_of
+from odyssey.protocol.messages import Committed, Hello, Measured, ModelSpec, OpTimes
+from odyssey.protocol.trial import trial_plan
 from perfmodel.profile import Profile
 
 N_STEPS, N_STEPS_NEEDED = 32, 4

@@ -16,9 +16,9 @@ from launcher.joblog.wording import faults_texts
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.situations import PlanSearch, expected_change
-from odyssey.approximation import LowRank
-from odyssey.messages import Committed, Measure, Measured, OpTimes
-from odyssey.worker import Rank, Worker
+from odyssey.plan.approximation import LowRank
+from odyssey.plan.worker import Rank, Worker
+from odyssey.protocol.messages import Committed, Measure, Measured, OpTimes
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
 

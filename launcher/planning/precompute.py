@@ -22,13 +22,13 @@ from msgspec.structs import replace
 from launcher.host.handle import Handle
 from launcher.host.send_buffer import SendBuffer
 from odyssey.codec import Malformed, Packed
-from odyssey.messages import Deframer, frame
-from odyssey.worker import Worker
+from odyssey.plan.worker import Worker
+from odyssey.protocol.messages import Deframer, frame
 from strategies.situation import Candidate, Situation
 from strategies.situation.faults import attempt
 
 if TYPE_CHECKING:
-    from strategies.search.foreseen import Loss
+    from strategies.search.planned_losses import Loss
 
 NICENESS = 10
 _candidates = Packed(list[Candidate])
@@ -47,7 +47,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the search gave for the loss of `lost`, which stands for all with this `key` (strategies/search/foreseen.py).
+    """What the search gave for the loss of `lost`, which stands for all with this `key` (strategies/search/planned_losses.py).
 
     `n_left`: answers to this Ask that are still to come; `n_classes`: all. `candidates`: msgpack, decoded on demand.
     """
@@ -130,7 +130,7 @@ class Work:
     At other costs a pair's answer is still a good plan."""
 
     def __init__(self, ask: Ask, before: Work | None = None) -> None:
-        from strategies.search.foreseen import Kind, losses, symmetries
+        from strategies.search.planned_losses import LossKind, losses, symmetries
 
         whole = ask.whole
         plan = whole.plan
@@ -143,7 +143,7 @@ class Work:
             self._done: set[bytes] = before._done
         else:
             self._losses, self._done = losses(symmetries(whole), ask.may_respawn), set()
-        pairs = {key for key, loss in self._losses.items() if loss.kind is Kind.PAIR}
+        pairs = {key for key, loss in self._losses.items() if loss.kind is LossKind.PAIR}
         to_do = [key for key in self._losses if key not in pairs & self._done]
         self._to_do = deque(sorted(to_do, key=lambda key: (key in pairs, key in self._done)))
 

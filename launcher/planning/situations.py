@@ -18,10 +18,10 @@ from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
 from launcher.planning import precompute
 from odyssey.errors import PlanError, StateLost
-from odyssey.layout import parse_layout
-from odyssey.plan import Plan
-from odyssey.plan_proof import prove
-from odyssey.worker import Worker
+from odyssey.plan.layout import parse_layout
+from odyssey.plan.plan import Plan
+from odyssey.plan.proof import prove
+from odyssey.plan.worker import Worker
 from perfmodel.profile import Profile
 from perfmodel.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from strategies.situation import Aim, Candidate, Situation
@@ -193,7 +193,7 @@ class PlanSearch:
         """
         from perfmodel.transition import groups_s
         from strategies.search import best, rescore
-        from strategies.search.foreseen import answer_for, key_of, symmetries
+        from strategies.search.planned_losses import answer_for, key_of, symmetries
 
         if self._subject is None or not self._answers or not _is_foreseen(ask, *self._subject):
             return []
@@ -249,7 +249,7 @@ def import_all() -> None:
     """What planning needs and the way to the first rank does not."""
     from perfmodel import merge, refine
     from strategies import search
-    from strategies.search import foreseen
+    from strategies.search import planned_losses
 
-    assert merge and refine and foreseen
+    assert merge and refine and planned_losses
     search.warm_up()

@@ -14,12 +14,12 @@ from launcher.output.log_files import JobFolder
 from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
 from odyssey.errors import UsageError
+from odyssey.plan.worker import Rank
 from odyssey.runtime import nccl
-from odyssey.worker import Rank
 
 _NCCL_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 AGENT_FD = "ODYSSEY_AGENT_FD"
-"""See odyssey/link.py."""
+"""See odyssey/protocol/link.py."""
 ADDRESS = "ODYSSEY_ADDRESS"
 """See odyssey/runtime/groups.py."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from launcher.host.broadcasts import Broadcasts
-from launcher.host.fitness.report import HostReport
+from launcher.host.fitness.findings import HostReport
+from launcher.host.group_signals import GroupSignals
 from launcher.host.loop import Loop
 from launcher.host.signals import Signals
+from launcher.joblog.event_sink import EventSink, Reader
 from launcher.joblog.exit_codes import ExitCode
-from launcher.joblog.news import News, Reader
 from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
 from launcher.processes.own_ranks import OwnRanks
 from launcher.processes.ranks import Processes
 from odyssey.errors import OdysseyError
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 OTHERS_S = 1.0
 """For a signal that is sent to all processes of a job to come to every host. Who acts upon it at once where it came first has
@@ -99,9 +99,9 @@ class LocalAgent:
         self.report = report
         self.loop = Loop(time.monotonic)
         self._epoch = time.time() - time.monotonic()
-        self.news = News()
-        self.folder = JobFolder(options, time.time(), self.news.say)
-        self.processes = Processes(options, self.loop, self.folder, listener, self.news, output)
+        self.sink = EventSink()
+        self.folder = JobFolder(options, time.time(), self.sink.say)
+        self.processes = Processes(options, self.loop, self.folder, listener, self.sink, output)
         self.own_ranks = OwnRanks(self.loop, self.processes)
         self.owes: Callable[[], bool] = lambda: False
         """Somebody elsewhere has not read all that ranks here wrote, and would. Asked when they have ended."""
@@ -124,7 +124,7 @@ class LocalAgent:
         To be called from the main thread. Raises OdysseyError if that is what the end came from.
         """
         self.become(role)
-        received = Broadcasts(self.loop, self.processes.witnessed, self._on_signal)
+        received = GroupSignals(self.loop, self.processes.witnessed, self._on_signal)
         signals = Signals(self.loop, self.options, partial(self._on_signals, received))
         try:
             signals.watch()
@@ -185,7 +185,7 @@ class LocalAgent:
     def become(self, role: Role) -> None:
         """This agent does something else from now on. Who did it before is not closed."""
         self._role = role
-        self.news.read_by(role)
+        self.sink.read_by(role)
 
     @property
     def _present(self) -> Role:
@@ -207,7 +207,7 @@ class LocalAgent:
         ranks.kill_all()
         self.processes.streams.abandon()
 
-    def _on_signals(self, received: Broadcasts, numbers: bytes) -> None:
+    def _on_signals(self, received: GroupSignals, numbers: bytes) -> None:
         for number in numbers:
             if number != signal.SIGCHLD:
                 received.arrived(number)  # before its victims are counted

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable
 from launcher.health.stacks import Reading, Stack
 from launcher.health.stalls import Sample, sample
 from launcher.health.traffic import between_ranks
-from launcher.host.beside import Beside
 from launcher.host.loop import Loop
+from launcher.host.worker_thread import WorkerThread
 from launcher.processes.ranks import Processes
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 
 class OwnRanks:
@@ -19,7 +19,7 @@ class OwnRanks:
     def __init__(self, loop: Loop, processes: Processes) -> None:
         self._loop = loop
         self._processes = processes
-        self._reading: Beside[dict[Rank, Stack]] | None = None
+        self._reading: WorkerThread[dict[Rank, Stack]] | None = None
 
     def _pids(self, ranks: Iterable[Rank]) -> dict[Rank, int]:
         found = {rank: self._processes.pid_here(rank) for rank in ranks}
@@ -43,7 +43,7 @@ class OwnRanks:
             except OSError as error:
                 return {rank: Stack(problem=str(error)) for rank in pids}
 
-        self._reading = Beside(self._loop, work, done, cancel=reading.cancel)
+        self._reading = WorkerThread(self._loop, work, done, cancel=reading.cancel)
 
     def close(self) -> None:
         """No thread, no py-spy is left."""

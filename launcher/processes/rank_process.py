@@ -29,7 +29,7 @@ from launcher.output.streams import RankStreams
 from launcher.processes.environment import AGENT_FD, for_zygote
 from odyssey.codec import Malformed, Packed
 from odyssey.errors import UsageError
-from odyssey.messages import Deframer, Report
+from odyssey.protocol.messages import Deframer, Report
 from odyssey.zygote import protocol
 from odyssey.zygote.protocol import ForkRank, ForkStore, ForkTimers
 
@@ -148,7 +148,7 @@ def entry_text(options: RunOptions) -> bytes:
 def imports_for(options: RunOptions) -> list[str]:
     """What the zygote imports: what the script's ranks would all spend seconds on, each for itself. What is left out here by
     mistake they import themselves."""
-    modules = ["torch", "torch.distributed", "odyssey.link"]
+    modules = ["torch", "torch.distributed", "odyssey.protocol.link"]
     is_ours = imports_odyssey(options)
     if is_ours or b"optim" in entry_text(options):
         modules.append("torch._dynamo")  # constructing an optimizer imports it

@@ -23,8 +23,8 @@ from launcher.host.handle import Handle
 from launcher.host.loop import Loop
 from launcher.host.orphans import VARIABLE, end_descendants
 from launcher.host.proc import Vitals, vitals
+from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankExited, RankLost, RankStarted, StoreLost
-from launcher.joblog.news import News
 from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
 from launcher.output.log_files import JobFolder
@@ -39,14 +39,14 @@ from launcher.processes.store import StoreAddress, listen
 from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
-from odyssey.messages import is_of
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import is_of
 from odyssey.runtime import nccl
-from odyssey.worker import Rank
 
 
 class Processes:
     """Every process below the agent. `listener`: of the store, where this agent serves it; `output(rank, stream, data)`: what
-    ranks write; what happens and what they report goes to `news`."""
+    ranks write; what happens and what they report goes to `sink`."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class Processes:
         loop: Loop,
         folder: JobFolder,
         listener: socket.socket | None,
-        news: News,
+        sink: EventSink,
         output: Callable[[Rank, str, bytes], None],
     ) -> None:
         self._loop = loop
-        self._news = news
-        self.waits = Waits(loop, news.say)
+        self._sink = sink
+        self.waits = Waits(loop, sink.say)
         """The watch over all that this agent waits for."""
         n_ranks = options.n_nodes * options.n_ranks_per_node
         self.spawner = Spawner(
-            options, loop, n_ranks, say=news.say, started=self._started, not_started=self._not_started, gone=self._gone
+            options, loop, n_ranks, say=sink.say, started=self._started, not_started=self._not_started, gone=self._gone
         )
         self.waits.watch(self.spawner.awaited)
         port = options.master_port if listener is None else int(listener.getsockname()[1])
@@ -71,7 +71,7 @@ class Processes:
         defaults = nccl.BESIDE_KERNELS if imports_odyssey(options) else {}
         self.environments = Environments(options, folder, self.store.address, defaults)
         logs_of = torch_logs_specs.CustomLogs(options).logs_of if options.logs_specs else folder.logs_of
-        self.streams = Streams(options, loop, logs_of, output, news.say)
+        self.streams = Streams(options, loop, logs_of, output, sink.say)
         self.ranks: dict[Rank, RankProcess] = {}
         """The current process of each rank that this agent has."""
         self._living: dict[int, RankProcess] = {}
@@ -132,7 +132,7 @@ class Processes:
         process.slot_lost = True
         if not self._is_ending:
             text = f"{why.what} ({why.help})" if why.help else why.what
-            self._news.event(RankLost(process.rank, Cause(CauseKind.NOT_STARTED, text), True))
+            self._sink.event(RankLost(process.rank, Cause(CauseKind.NOT_STARTED, text), True))
 
     def _start_process(self, process: RankProcess) -> None:
         variables = self.environments.of(process.assignment)
@@ -157,7 +157,7 @@ class Processes:
         self._orphans.add(handle)
         if not self._is_ending:
             assignment = process.assignment
-            self._news.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
+            self._sink.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
         if process.socket is not None:  # what a rank says at once waits until its start is an event
             self._loop.watch(process.socket.fileno(), lambda mask: self._on_rank(process, mask))
         if process.killed_by is not None or self._is_ending:
@@ -213,7 +213,7 @@ class Processes:
         self._read_reports(process)
 
     def _read_reports(self, process: RankProcess) -> None:
-        """All that the rank has sent so far. Its end of file is no news: its exit is, and comes with the reason."""
+        """All that the rank has sent so far. Its end of file is no sink: its exit is, and comes with the reason."""
         while process.socket is not None:
             try:
                 data = process.socket.recv(1 << 16)
@@ -229,7 +229,7 @@ class Processes:
                     if not is_of(report, process.rank):
                         raise Malformed("a word of another rank")
                     if self.ranks.get(process.rank) is process:
-                        self._news.report(process, report)
+                        self._sink.report(process, report)
             except Malformed as error:
                 self._close_socket(process)
                 self._sent_no_report(process, str(error))
@@ -239,7 +239,7 @@ class Processes:
         text = f"sent what is no report: {why}"
         has_ended = process.pid is not None and process.pid not in self._living
         if has_ended or process.killed_by is not None or self.ranks.get(process.rank) is not process:
-            self._news.say(f"rank {process.rank} {text}")
+            self._sink.say(f"rank {process.rank} {text}")
             process.kill()
         else:
             self.kill_rank(process.rank, Cause(CauseKind.MALFORMED, text))
@@ -264,7 +264,7 @@ class Processes:
         process.killed_by = KilledBy.TOLD if cause is not None else KilledBy.UNWANTED
         process.kill()
         if cause is not None:
-            self._news.event(RankLost(rank, cause, process.slot_lost))
+            self._sink.event(RankLost(rank, cause, process.slot_lost))
 
     def drill(self, rank: Rank, number: int) -> None:
         """Kill or stop a rank on purpose: what follows is as if it had happened by itself."""
@@ -347,7 +347,7 @@ class Processes:
         if process is not None:
             self._rank_ended(process, status)
         elif pid == self.store.pid:
-            self._news.event(StoreLost(self.store.ended() or how(status)))
+            self._sink.event(StoreLost(self.store.ended() or how(status)))
         else:
             self.spawner.reaped(pid, status)
 
@@ -364,10 +364,10 @@ class Processes:
         elif self._is_ending:
             pass  # its end was asked for; the log has ended
         elif status == 0:
-            self._news.event(RankExited(process.rank, process.killed_by is KilledBy.ENDED))
+            self._sink.event(RankExited(process.rank, process.killed_by is KilledBy.ENDED))
         elif process.killed_by is not KilledBy.TOLD:
             cause = self._ends.cause(status, process.killed_by)
-            self._news.event(RankLost(process.rank, cause, process.slot_lost, self._diagnostics(process, status)))
+            self._sink.event(RankLost(process.rank, cause, process.slot_lost, self._diagnostics(process, status)))
             if status < 0 and process.killed_by is None:
                 self._shutdown.hurry()
         if process.streams is not None:

@@ -16,9 +16,9 @@ import torch
 from odyssey.errors import JobError
 from odyssey.model.model import Model, full_name
 from odyssey.model.state_shard import StateShard
+from odyssey.plan.worker import Worker
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.transfer import receive_state, send_state
-from odyssey.worker import Worker
 
 
 def local_state(model: Model, layers: Collection[int], step: int) -> dict[str, Any]:

@@ -30,11 +30,11 @@ from odyssey.checkpoints.checkpoint import check, local_state
 from odyssey.checkpoints.folder import Damaged, FileRecord, Found, Manifest
 from odyssey.errors import JobError
 from odyssey.model.model import Model
-from odyssey.needs import NO_LIMIT
+from odyssey.plan.needs import NO_LIMIT
+from odyssey.plan.worker import Worker
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.transfer import receive_state, send_state
-from odyssey.worker import Worker
 
 _METADATA = ".metadata"
 _AS_IT_IS = {"flatten_state_dict": False, "flatten_sharded_tensors": False}

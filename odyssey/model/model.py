@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from odyssey.errors import JobError
-from odyssey.messages import LayerSpec
 from odyssey.model.given import OptimizerFactory, SchedulerFactory
 from odyssey.model.packing import digest
 from odyssey.model.state_shard import StateShard
 from odyssey.model.statistics import Statistics
+from odyssey.protocol.messages import LayerSpec
 
 LayerFactory = Callable[[], nn.Module]
 Occurrence = tuple[int, str]  # layer number and the parameter's name in it

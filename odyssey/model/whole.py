@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from odyssey.errors import JobError
-from odyssey.messages import LayerSpec
 from odyssey.model import given
 from odyssey.model.given import in_words, needs_closure
 from odyssey.model.model import Model
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
+from odyssey.protocol.messages import LayerSpec
 
 
 class Loss(nn.Module):

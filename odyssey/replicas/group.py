@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
+from odyssey.plan.worker import Rank
 from odyssey.replicas.backward import n_for_ddp
 from odyssey.replicas.operation import Begin, Operation, Peers, nothing
 from odyssey.replicas.replica import Replica
 from odyssey.runtime.cut import Cut
-from odyssey.worker import Rank
 
 BACKEND = "odyssey"
 Tensors = list[torch.Tensor]

@@ -32,7 +32,7 @@ def install_if_asked() -> None:
 
 def install() -> None:
     """Have this rank's groups be ours from now on. Nothing, where this process is no rank."""
-    from odyssey import link
+    from odyssey.protocol import link
 
     connection = link.connect()
     distributed = sys.modules.get("torch.distributed")
@@ -76,8 +76,8 @@ class _Made:
         if self._replica is None:
             import atexit
 
+            from odyssey.joining import report_uncaught_errors
             from odyssey.replicas.replica import Replica
-            from odyssey.runtime.joining import report_uncaught_errors
 
             if self._before is None:
                 report_uncaught_errors()

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch.futures import Future
 
+from odyssey.plan.worker import Rank
 from odyssey.runtime.cut import Cut
-from odyssey.worker import Rank
 
 
 class Peers(Protocol):

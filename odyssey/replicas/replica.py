@@ -16,8 +16,13 @@ import torch.distributed as dist
 from torch import nn
 
 from odyssey.errors import OdysseyError
-from odyssey.link import AgentLink
-from odyssey.messages import (
+from odyssey.model.packing import digest
+from odyssey.plan.plan import Plan
+from odyssey.plan.rest import Rest, Summed
+from odyssey.plan.schedule import Op
+from odyssey.plan.worker import Rank, Worker
+from odyssey.protocol.link import AgentLink
+from odyssey.protocol.messages import (
     Boundary,
     CannotGoOn,
     LayerSpec,
@@ -29,18 +34,13 @@ from odyssey.messages import (
     Report,
     Saved,
 )
-from odyssey.model.packing import digest
-from odyssey.plan import Plan
 from odyssey.replicas.backward import Backward
 from odyssey.replicas.operation import Operation
-from odyssey.rest import Rest, Summed
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups, gloo_device
 from odyssey.runtime.session import Session
 from odyssey.runtime.transaction import Transaction
 from odyssey.runtime.transfer import Moved
-from odyssey.schedule import Op
-from odyssey.worker import Rank, Worker
 
 _SPEC = ModelSpec(
     layers=(LayerSpec("the script's model", "", 0, 0, 0),),

@@ -1,9 +1,10 @@
 """One rank at work, of a Job above all.
 
-session.py    the rank's side of the recovery protocol, unit by unit; transaction.py: what a unit is; replay.py: of units missed
+session.py    the rank's side of the recovery protocol, unit by unit; transaction.py: what a unit is; passed_units.py: those
+              that a rank has missed
 phase.py      where a rank stands in it, and what may follow; control.py: kept for two threads, one of which hears the agent
 work.py       what it works with: a State and its Runner; layers.py, engine.py: those of a Job
-joining.py    how a rank gets one; local.py: or a script that is run without a launcher
+local.py      a script that is run without a launcher
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
 computation.py what an op comes to, halves.py: where the backward is split; backend.py: computed, or otherwise
 approximate.py a backward in less, where a plan says so, and what others make up for
@@ -18,9 +19,7 @@ groups.py     communication that can be cut; sum_group.py: and what of it goes o
 gradients.py  what is summed over it; tally.py: of which samples; reductions.py: bucket by bucket, while the backward computes
 metrics.py    what is told of the samples beside the loss; agreed_numbers.py: which numbers ranks have in common, by a sum
 transfer.py   layers on their way between ranks; peer_memory.py: read where they lie, on one host
-evaluation.py, measure.py, once.py: what is run instead of a step; within measure.py trial_run.py: steps that are tried,
-approximate_cost.py: what approximate backwards take, saved_bytes.py: what backwards keep,
-separable.py: whether micro-batches may be cut, and beside_reduction.py: how much reductions slow computations down
+evaluation.py, run_once.py: what is run instead of a step
 job_spec.py   what the script asked for; draws.py: data sets that draw random numbers
 proof.py      what a rank shows before it goes on
 heartbeat.py  for loops of one's own

@@ -19,11 +19,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from odyssey.approximation import LowRank
 from odyssey.errors import JobError
 from odyssey.model.model import Model
 from odyssey.model.sublayers import Names, Sublayers, sublayers
-from odyssey.plan import Plan
+from odyssey.plan.approximation import LowRank
+from odyssey.plan.plan import Plan
 
 
 class Approximately:

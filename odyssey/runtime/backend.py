@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from odyssey.messages import Boundary, ModelSpec
 from odyssey.model.model import Model
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
+from odyssey.protocol.messages import Boundary, ModelSpec
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.computation import Computation
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.prefetcher import Prefetcher
-from odyssey.worker import Worker
 
 
 class Backend:

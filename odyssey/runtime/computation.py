@@ -17,7 +17,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from odyssey.model.model import Model
-from odyssey.plan import Compute, Plan
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import Op, Receive, Send
+from odyssey.plan.worker import Worker
 from odyssey.runtime.approximate import Approximately, Healthy
 from odyssey.runtime.boundary import Expectation, Expectations, detached, flatten
 from odyssey.runtime.clock import Clock
@@ -31,8 +33,6 @@ from odyssey.runtime.job_spec import JobSpec, precision
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.reductions import Reductions
 from odyssey.runtime.tally import Tally
-from odyssey.schedule import Op, Receive, Send
-from odyssey.worker import Worker
 
 
 class Drawn(Cut):

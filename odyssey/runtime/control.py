@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection
 from queue import SimpleQueue
 from typing import Any
 
-from odyssey.link import AgentLink
-from odyssey.messages import Command, Connect, Connected, Drain, Known, Pause, Paused, Ping, Pong, Stop
-from odyssey.needs import Needs
+from odyssey.plan.needs import Needs
+from odyssey.plan.schedule import Op
+from odyssey.protocol.link import AgentLink
+from odyssey.protocol.messages import Command, Connect, Connected, Drain, Known, Pause, Paused, Ping, Pong, Stop
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase
 from odyssey.runtime.sum_group import SumGroup
 from odyssey.runtime.work import State
-from odyssey.schedule import Op
 
 _WORDS = {
     Communication.STOPPED: "stands still",

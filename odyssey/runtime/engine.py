@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 
-from odyssey.messages import Boundary
 from odyssey.model.model import Model
-from odyssey.plan import Compute, Plan
-from odyssey.rest import Rest, rest_plan
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.rest import Rest, rest_plan
+from odyssey.plan.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
+from odyssey.plan.worker import Worker
+from odyssey.protocol.messages import Boundary
 from odyssey.runtime import metrics
 from odyssey.runtime.agreed_numbers import rates_told
 from odyssey.runtime.approximate import Healthy
@@ -30,8 +32,6 @@ from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.recorder import Recorder
 from odyssey.runtime.reductions import Reductions
 from odyssey.runtime.tally import Tally
-from odyssey.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
-from odyssey.worker import Worker
 
 
 class Share:

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from odyssey.model.given import metric
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
+from odyssey.plan.schedule import forward_route
+from odyssey.plan.worker import Worker
 from odyssey.runtime import metrics
 from odyssey.runtime.boundary import flatten
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.data import Collate, Dataset, MapStyle, Order, Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.prefetcher import N_EACH, Prefetcher
-from odyssey.schedule import forward_route
-from odyssey.worker import Worker
 
 N_SENDS_IN_FLIGHT = 4
 

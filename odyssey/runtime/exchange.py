@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from odyssey.plan import Compute, Plan
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Op, Receive, Send
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.groups import Groups, Way
-from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Op, Receive, Send
 
 
 class Exchange:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from odyssey.buckets import Bucket, buckets
 from odyssey.model.model import Model
-from odyssey.plan import Plan
+from odyssey.plan.buckets import Bucket, buckets
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
 from odyssey.runtime.groups import Groups
-from odyssey.worker import Worker
 
 
 class Gradients:

@@ -21,15 +21,15 @@ from typing import Any, Literal, get_args
 import torch
 import torch.distributed as dist
 
-from odyssey.messages import Known, Offered, WholeGroup
-from odyssey.needs import Needs, SumOver
+from odyssey.plan.needs import Needs, SumOver
+from odyssey.plan.worker import Rank, Worker, ranks_of
+from odyssey.protocol.messages import Known, Offered, WholeGroup
 from odyssey.runtime import nccl, peer_memory, peers
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
 from odyssey.runtime.sum_group import Sum, SumGroup
 from odyssey.runtime.tree import TreeSum
-from odyssey.worker import Rank, Worker, ranks_of
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""

@@ -41,8 +41,8 @@ def tell_last_step() -> None:
 
 
 def _send(step: int | None) -> None:
-    from odyssey.link import connect
-    from odyssey.messages import Beat
+    from odyssey.protocol.link import connect
+    from odyssey.protocol.messages import Beat
 
     link = connect()
     if link is not None:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from odyssey.messages import Known, Offered
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Known, Offered
 from odyssey.runtime.connections import Connections, Endpoint, endpoint
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.peer_memory import CARD_BYTES, card
-from odyssey.worker import Rank
 
 _SIZE_BYTES = struct.calcsize("N")
 TOKEN_BYTES = 16

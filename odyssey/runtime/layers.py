@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 
 from odyssey.errors import OdysseyError
-from odyssey.messages import Boundary, Measure, Measured, ModelSpec, OpTimes, Position, Ready, Report
 from odyssey.model.model import Model
-from odyssey.plan import Plan, StateFrom
-from odyssey.rest import Rest, Summed, kept_layers
+from odyssey.plan.plan import Plan, StateFrom
+from odyssey.plan.rest import Rest, Summed, kept_layers
+from odyssey.plan.worker import Worker
+from odyssey.protocol.messages import Boundary, Measure, Measured, ModelSpec, OpTimes, Position, Ready, Report
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
@@ -19,23 +20,23 @@ from odyssey.runtime.cut import Cut
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
-from odyssey.runtime.measure import measure
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transfer import Moved, move_layers
-from odyssey.worker import Worker
 
 OP_TIMES_EVERY_S = 0.5
+Measuring = Callable[[Measure, Worker, Model, JobSpec, Backend, Groups], Measured]
 
 
 class Layers:
     """The State of a Job (work.py); an Engine is its Runner."""
 
-    def __init__(self, model: Model, job_spec: JobSpec, backend: Backend) -> None:
+    def __init__(self, model: Model, job_spec: JobSpec, backend: Backend, measure: Measuring) -> None:
         self.model = model
         self.changes_between_units = model.changes_between_units
         self._job_spec = job_spec
         self._backend = backend
+        self._measure = measure
         self._tally = Tally(len(model.layers), model.ties)
         self._data: Prefetcher | None = None
         self._times_sent_s = time.monotonic()
@@ -76,9 +77,9 @@ class Layers:
         self._tally.clear()
 
     def measure(self, order: Measure, worker: Worker, groups: Groups) -> Measured:
-        """See measure.py."""
+        """See odyssey/profiling/measure.py."""
         with self.model.unchanged():
-            return measure(order, worker, self.model, self._job_spec, self._backend, groups)
+            return self._measure(order, worker, self.model, self._job_spec, self._backend, groups)
 
     def built(self, plan: Plan, since_s: float, kept_members: int = 0) -> None:
         """The backend's time for it passes."""

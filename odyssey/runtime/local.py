@@ -6,12 +6,13 @@ import atexit
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 
-from odyssey.messages import Position, Result, position_after
 from odyssey.model.model import Model
-from odyssey.needs import Needs
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Plan, Reduction, StateFrom
-from odyssey.plan_proof import prove
+from odyssey.plan.needs import Needs
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Plan, Reduction, StateFrom
+from odyssey.plan.proof import prove
+from odyssey.plan.worker import Rank, worker_of
+from odyssey.protocol.messages import Position, Result, position_after
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
@@ -19,7 +20,6 @@ from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import Transaction
-from odyssey.worker import Rank, worker_of
 
 
 class LocalSession:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from odyssey.plan.worker import Rank
 from odyssey.runtime import peer_memory
 from odyssey.runtime.cut import Cut
-from odyssey.worker import Rank
 
 _PROOF_BYTES = 16
 _TAG = 0x70656572

@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from odyssey.calls import CALLS, Unit
 from odyssey.errors import JobError, OdysseyError
-from odyssey.messages import SAME_CALLS, Position, Result, position_after
+from odyssey.protocol.calls import CALLS, Unit
+from odyssey.protocol.messages import SAME_CALLS, Position, Result, position_after
 
 
 class Activity(Enum):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import time
 
-from odyssey.messages import Position, Ready
 from odyssey.model.model import Model
 from odyssey.model.packing import digest
+from odyssey.protocol.messages import Position, Ready
 from odyssey.runtime.data import layer_seed
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.job_spec import JobSpec

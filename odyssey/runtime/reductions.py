@@ -1,4 +1,4 @@
-"""The reductions of a worker's steps: each bucket's starts where the plan has it (odyssey/buckets.py), none before another.
+"""The reductions of a worker's steps: each bucket's starts where the plan has it (plan/buckets.py), none before another.
 
 A bucket starts within a computation, between two pieces of its backward, or behind it, at the program's `Reduce`. Both only
 ever start what is next in the order.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from odyssey.buckets import Start, cuts, starts
-from odyssey.plan import Compute, Plan
+from odyssey.plan.buckets import Start, cuts, starts
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import Op
+from odyssey.plan.worker import Worker
 from odyssey.runtime.gradients import Gradients
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.tally import Tally
-from odyssey.schedule import Op
-from odyssey.worker import Worker
 
 
 class Reductions:

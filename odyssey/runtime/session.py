@@ -23,10 +23,13 @@ from typing import Any, Generic
 
 import torch
 
-from odyssey.calls import CALLS, N_CODE, Unit, difference
 from odyssey.errors import JobError, OdysseyError
-from odyssey.link import AgentLink
-from odyssey.messages import (
+from odyssey.plan.needs import NO_LIMIT, Needs
+from odyssey.plan.plan import Plan, StateFrom
+from odyssey.plan.worker import Rank, worker_of
+from odyssey.protocol.calls import CALLS, N_CODE, Unit, difference
+from odyssey.protocol.link import AgentLink
+from odyssey.protocol.messages import (
     OF_REPLICAS,
     SAME_CALLS,
     STEPS,
@@ -45,20 +48,17 @@ from odyssey.messages import (
     Result,
     position_after,
 )
-from odyssey.needs import NO_LIMIT, Needs
-from odyssey.plan import Plan, StateFrom
 from odyssey.runtime import nccl
 from odyssey.runtime.agreed_numbers import alike, told, untold
 from odyssey.runtime.control import COMMIT, START, Control
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.metrics import NOT_ALIKE, SAME_NAMES
+from odyssey.runtime.passed_units import PassedUnits
 from odyssey.runtime.phase import Activity, Phase
-from odyssey.runtime.replay import Replay
 from odyssey.runtime.sum_group import SumGroup
 from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction
 from odyssey.runtime.work import R, State
-from odyssey.worker import Rank, worker_of
 
 
 class Session(Generic[R]):
@@ -76,7 +76,7 @@ class Session(Generic[R]):
         self._control: Control = Control(
             link, phase, state, lambda: None if self._runner is None else self._runner.now, self._groups_for
         )
-        self._replay = Replay()
+        self._replay = PassedUnits()
         self._leader_of_unit: Rank | None = None
 
     def start(self) -> None:
@@ -285,7 +285,7 @@ class Session(Generic[R]):
     def _join(self, results: Sequence[Result]) -> None:
         """The script will pass the units that others have run without this rank."""
         self._state.joining()
-        self._replay = Replay(results)
+        self._replay = PassedUnits(results)
         self._control.change(lambda phase: phase.joined(position_after(results[-1])))
 
     def _stand_still(self, reason: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from odyssey.needs import SumOver
+from odyssey.plan.needs import SumOver
 from odyssey.runtime import nccl
 from odyssey.runtime.connections import Connections
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
-from odyssey.buckets import Bucket
-from odyssey.rest import Span, Summed, left, summed_of
+from odyssey.plan.buckets import Bucket
+from odyssey.plan.rest import Span, Summed, left, summed_of
 
 
 class Tally:

@@ -19,10 +19,10 @@ import torch
 from odyssey.errors import OdysseyError
 from odyssey.model.model import Model
 from odyssey.model.packing import digest_bytes, offsets_of, pack, unpack
-from odyssey.plan import Move
+from odyssey.plan.plan import Move
+from odyssey.plan.worker import Worker
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.peer_memory import Part
-from odyssey.worker import Worker
 
 _FIRST, _REST, _BODY, _DIGESTS, _TAKEN, _STILL_HERE, _N_TAGS = range(1, 8)
 """Tags of a state that is on its way."""

@@ -11,14 +11,14 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from odyssey.messages import Boundary, Measure, Measured, ModelSpec, Position, Ready, Report
-from odyssey.plan import Plan
-from odyssey.rest import Rest, Summed
+from odyssey.plan.plan import Plan
+from odyssey.plan.rest import Rest, Summed
+from odyssey.plan.schedule import Op
+from odyssey.plan.worker import Rank, Worker
+from odyssey.protocol.messages import Boundary, Measure, Measured, ModelSpec, Position, Ready, Report
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.transfer import Moved
-from odyssey.schedule import Op
-from odyssey.worker import Rank, Worker
 
 
 class Runner(Protocol):

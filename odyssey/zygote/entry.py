@@ -25,7 +25,7 @@ from typing import Any
 
 from odyssey.text import as_unicode
 from odyssey.zygote.protocol import RUN_PATH, STACKS_FILE, STACKS_SIGNAL, Entry, command
-from odyssey.zygote.shadow import first_folder
+from odyssey.zygote.shadowing_modules import first_folder
 
 GROUP_END_S = 0.05
 _PR_SET_NAME = 15
@@ -128,7 +128,7 @@ def _from(file: str, trace: types.TracebackType | None) -> types.TracebackType |
 
 def _report(error: BaseException) -> None:
     """Tell the agent what happened, in full: it prints the first failure's traceback even where streams are mixed."""
-    from odyssey.link import report_failure
+    from odyssey.protocol.link import report_failure
 
     try:
         report_failure(error)

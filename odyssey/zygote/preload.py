@@ -44,8 +44,8 @@ def tell_at_first_step() -> None:
             return  # the script has added hooks behind it: they are being called, none may be removed now
         handles.pop().remove()
         if os.getpid() == pid:
-            from odyssey.link import connect
-            from odyssey.messages import Stepped
+            from odyssey.protocol.link import connect
+            from odyssey.protocol.messages import Stepped
 
             link = connect()
             if link is not None:

@@ -60,7 +60,7 @@ from odyssey.zygote.protocol import (
     receive,
 )
 from odyssey.zygote.services import run_store, run_timers
-from odyssey.zygote.shadow import find_shadow
+from odyssey.zygote.shadowing_modules import find_shadow
 
 MAX_BATCH = 32
 """Requests that are served by one middle process: it holds their descriptors, of which it may have 1024."""

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 import odyssey_cli  # noqa: F401 - from here on `launcher` is ours
+from launcher.host.fitness.findings import HostReport, name
 from launcher.host.fitness.measure import measure
-from launcher.host.fitness.report import HostReport, name
 from odyssey.codec import to_json
 from odyssey_cli.check.links import TOKEN_BYTES, Answers, Asks, own_address, rounds
 from odyssey_cli.check.report import Clock, Link, Seen

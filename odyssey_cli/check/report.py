@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from launcher.host.fitness.findings import HostReport
 from launcher.host.fitness.judgement import Finding
-from launcher.host.fitness.report import HostReport
 
 
 class Link(msgspec.Struct, frozen=True):

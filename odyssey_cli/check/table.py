@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from launcher.host.fitness.findings import Device, Versions
 from launcher.host.fitness.judgement import Finding, Level, gib, labels
-from launcher.host.fitness.report import Device, Versions
 from odyssey_cli.check.judgement import rate, time_text
 from odyssey_cli.check.report import Checked, Seen
 from odyssey_cli.display.fitted_table import FittedTable

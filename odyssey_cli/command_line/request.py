@@ -24,7 +24,7 @@ MIN_DETECT_S, MAX_DETECT_S = 0.5, 600.0
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """What a command line asks for. `notes`: what the user should be told before the start. `step`: of SLURM, where what it
     says is part of what is asked for. `answer`: where a check is to write what it has found, for programs."""
 
@@ -35,7 +35,7 @@ class Request:
     answer: Path | None = None
 
 
-def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) -> Request:
+def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) -> LaunchRequest:
     """Raises UsageError for what cannot be meant or cannot be run, and HelpAsked for `--help`."""
     given, step = filled(parse(argv, environment, command))
     checks.working_directory()
@@ -120,7 +120,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         notes += (f"--spares: {given.script} does not import odyssey; ranks stand by in an odyssey.Job, else all of them run",)
     from_slurm = (told(given, step),) if step is not None and options.verbose else ()
     answer = files.check_if_given(given.value("json").text or None, "--json")
-    return Request(options, wants_display, (*notes, *([note] if note else []), *from_slurm), step, answer)
+    return LaunchRequest(options, wants_display, (*notes, *([note] if note else []), *from_slurm), step, answer)
 
 
 # -- what to run -------------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import strategies
 from launcher.options import Std
-from odyssey.approximation import LowRank
 from odyssey.errors import UsageError
-from odyssey.layout import parse_layout
-from odyssey.worker import Rank, numbers_from
+from odyssey.plan.approximation import LowRank
+from odyssey.plan.layout import parse_layout
+from odyssey.plan.worker import Rank, numbers_from
 from strategies.situation import Aim, Objective, Protect
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

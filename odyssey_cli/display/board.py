@@ -38,9 +38,9 @@ from launcher.joblog.events import (
     Suspected,
 )
 from launcher.joblog.wording import loss_text
-from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready
-from odyssey.plan import Plan
-from odyssey.worker import Rank
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Paused, Ready
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fidelity import fidelity
 from odyssey_cli.display.rank_state import RankState

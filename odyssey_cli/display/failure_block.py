@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 
 from launcher.failures.hints import in_words
 from launcher.failures.history import Attempt, Failure
-from launcher.failures.root_cause import Kind, RankEnd
-from odyssey.calls import ranks_alike
-from odyssey.worker import Rank
+from launcher.failures.root_cause import FailureKind, RankEnd
+from odyssey.plan.worker import Rank
+from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
 from odyssey_cli.errors import print_error
@@ -74,7 +74,10 @@ def _facts(failure: Failure, cause: RankEnd, folder: str, cwd: str) -> Iterable[
     yield "log", (cause.diagnostics.log or folder).removeprefix(f"{cwd}/" if cwd else "")
 
 
-_NAMES = {Kind.COMMUNICATION: "its connection to another rank broke: ", Kind.OUT_OF_MEMORY: "the kernel killed it: "}
+_NAMES = {
+    FailureKind.COMMUNICATION: "its connection to another rank broke: ",
+    FailureKind.OUT_OF_MEMORY: "the kernel killed it: ",
+}
 
 
 def _fields(facts: Iterable[tuple[str, str]], width: int) -> list[str]:
@@ -95,8 +98,8 @@ def _traceback(cause: RankEnd, width: int, dim: str, reset: str) -> list[str]:
 
 def _consequences(failure: Failure, cause: RankEnd, width: int) -> list[str]:
     lines = []
-    broken = [end for end in failure.others if end.kind is Kind.COMMUNICATION]
-    own = [end for end in failure.others if end.kind is not Kind.COMMUNICATION]
+    broken = [end for end in failure.others if end.kind is FailureKind.COMMUNICATION]
+    own = [end for end in failure.others if end.kind is not FailureKind.COMMUNICATION]
     if own:
         lines.append("Other failures:")
         for end in own[:N_OTHERS]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.joblog.wording import ranks_text
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from odyssey_cli.display import quantities
 
 

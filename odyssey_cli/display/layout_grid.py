@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
-from odyssey.pipelines import spans_of
-from odyssey.plan import Plan
-from odyssey.worker import Rank
+from odyssey.plan.pipelines import spans_of
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank
 from odyssey_cli.display import quantities
 from odyssey_cli.display.rank_state import RankState, glyph, style
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from launcher.joblog.wording import ranks_text
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 _FIRST = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")

@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from launcher.joblog.events import Event
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.output_lines import LineCutter
 from odyssey_cli.display.render import render

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.cluster.links import secret
-from launcher.cluster.links.dial import Address, Dial
+from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
 from launcher.cluster.questions import Answer, Ask, NotLeading, Question
 from launcher.host.loop import Loop
 from odyssey.codec import Malformed, Packed
 from odyssey.errors import OdysseyError
-from odyssey.messages import MAX_FRAME_BYTES, packed
+from odyssey.protocol.messages import MAX_FRAME_BYTES, packed
 from odyssey_cli.jobs.find import FoundJob
 
 ANSWER_S = 10.0
@@ -101,7 +101,9 @@ class _Line:
         self.is_over = False
         self._link: Link | None = None
         self._question = b""
-        self._dial = Dial(loop, addresses, key, port, connected=self._connected, failed=lambda why, refused: self.end(why))
+        self._connector = Connector(
+            loop, addresses, key, port, connected=self._connected, failed=lambda why, refused: self.end(why)
+        )
 
     def ask(self, question: Question) -> None:
         self.answer, self._question = None, packed(question)
@@ -125,7 +127,7 @@ class _Line:
         if self.is_over:
             return
         self.is_over = True
-        self._dial.close()
+        self._connector.close()
         if self._link is not None:
             self._link.close()
         if self.answer is None:

@@ -16,8 +16,8 @@ from launcher.joblog import owner as owners
 from launcher.joblog import reader, registry
 from launcher.joblog.events import JobStarted, RankStarted
 from launcher.joblog.owner import Owner
-from odyssey import worker
 from odyssey.errors import OdysseyError, UsageError
+from odyssey.plan import worker
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.rank_state import RankState
 from odyssey_cli.errors import denied

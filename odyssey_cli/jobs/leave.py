@@ -8,8 +8,8 @@ from launcher.cluster.questions import AskLeave
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import OdysseyError, UsageError
-from odyssey.messages import Hello
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Hello
 from odyssey_cli.command_line.values import duration_s
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation

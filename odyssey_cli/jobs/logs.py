@@ -17,10 +17,10 @@ from launcher.health.stacks import ranges
 from launcher.joblog import owner as owners
 from launcher.joblog import reader
 from launcher.joblog.exit_codes import ExitCode
-from launcher.output import kept
-from launcher.output.kept import KeptFile
+from launcher.output import log_reader
+from launcher.output.log_reader import KeptFile
 from odyssey.errors import OdysseyError, UsageError
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation
 from odyssey_cli.jobs.find import FoundJob
@@ -95,10 +95,10 @@ class Folder:
         self.problem = ""
 
     def files(self) -> dict[KeptFile, int]:
-        return kept.files(self.path)
+        return log_reader.files(self.path)
 
     def piece(self, file: KeptFile, offset: int) -> bytes:
-        return kept.piece(self.path, file, offset)
+        return log_reader.piece(self.path, file, offset)
 
 
 class AskedAgent:

@@ -9,7 +9,7 @@ from launcher.health import stacks as reading
 from launcher.health.stacks import Stack, cleaned
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import UsageError
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation, Unreachable
 from odyssey_cli.jobs.find import FoundJob

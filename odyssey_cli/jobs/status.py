@@ -11,8 +11,8 @@ import msgspec
 
 from launcher.joblog.events import CauseKind, RankLost
 from launcher.joblog.exit_codes import ExitCode
-from odyssey import worker
 from odyssey.codec import to_json
+from odyssey.plan import worker
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fidelity import share
 from odyssey_cli.jobs import find

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.joblog.wording import faults_texts, ranks_text
-from odyssey.calls import ranks_alike
-from odyssey.plan import Plan
-from odyssey.worker import Rank
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank
+from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.display import quantities
 from odyssey_cli.display.candidates import (
     Columns,
@@ -37,7 +37,7 @@ from odyssey_cli.planning.ask import Answer
 from odyssey_cli.timeline.change import sentences
 from strategies.search import best
 from strategies.search.dryrun import Joined, Outcome
-from strategies.search.prospect import Prospect
+from strategies.search.lifetime_value import LifetimeValue
 from strategies.situation import Candidate, Objective, Outlook
 
 _MOST_OUTCOMES = 12
@@ -88,7 +88,7 @@ def _cost(answer: Answer) -> str:
     return f"a loss takes {quantities.seconds(outlook.cost_s)} from training{ends}\n{hourly(prospect)}"
 
 
-def hourly(prospect: Prospect) -> str:
+def hourly(prospect: LifetimeValue) -> str:
     """What failures cost of every hour of a job, in seconds of training."""
     lost, stopped, slower = (
         quantities.seconds(3600 * part) for part in (prospect.lost, prospect.stopped, max(0.0, prospect.slower))

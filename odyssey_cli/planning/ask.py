@@ -8,15 +8,15 @@ import msgspec
 
 from launcher.joblog.wording import REPORT, ranks_text
 from odyssey.errors import OdysseyError
-from odyssey.plan import Plan
-from odyssey.worker import Rank, numbers_from, worker_of
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank, numbers_from, worker_of
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from perfmodel.reliability import ExpectedChange
 from strategies.search import best, initial_plan
 from strategies.search.dryrun import DryRun, Joined, Outcome, fail_any, fail_ranks, join_ranks, newcomers
-from strategies.search.outlook import cost_s, outlooks
-from strategies.search.prospect import Prospect, Steps, prospects
+from strategies.search.lifetime_value import LifetimeValue, Steps, lifetime_values
+from strategies.search.next_loss import cost_s, with_next_losses
 from strategies.situation import Aim, Candidate, Outlook, Situation
 
 HORIZON_S = 86400.0
@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
     aim: Aim
     starts: tuple[Candidate, ...]
     outlook: Outlook
-    prospect: Prospect
+    prospect: LifetimeValue
     n_placements: int
     method: str
     outcomes: tuple[Outcome, ...]
@@ -109,7 +109,7 @@ def ask(
         aim=aim,
         starts=tuple(starts),
         outlook=outlook_of(here, as_it_is),
-        prospect=prospects(here, [as_it_is], horizon_s, steps)[0],
+        prospect=lifetime_values(here, [as_it_is], horizon_s, steps)[0],
         n_placements=run.n_placements,
         method=run.method,
         outcomes=run.outcomes,
@@ -164,7 +164,7 @@ def plan_now(found: source.Source, layout: str, change_s: float, aim: Aim | None
 def outlook_of(situation: Situation, candidate: Candidate) -> Outlook:
     """What a candidate's plan leaves for the next loss, whatever plans are chosen by."""
     assert candidate.estimate is not None
-    outlook = outlooks(situation, [candidate])[0].outlook
+    outlook = with_next_losses(situation, [candidate])[0].outlook
     assert outlook is not None
     return msgspec.structs.replace(outlook, cost_s=cost_s(candidate.estimate.step_s, outlook.next_losses))
 

@@ -11,7 +11,7 @@ import msgspec
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from odyssey_cli import files
 from odyssey_cli.command_line import values
 from odyssey_cli.planning import source, start_tables
@@ -22,7 +22,7 @@ from odyssey_cli.planning.starts import ask_layouts, ask_spares
 from odyssey_cli.timeline import save, terminal
 
 
-class Request(msgspec.Struct, frozen=True):
+class PlanRequest(msgspec.Struct, frozen=True):
     """The command line, as it was written."""
 
     source: str | None
@@ -53,7 +53,7 @@ class Request(msgspec.Struct, frozen=True):
     change: str | None
 
 
-def plan(request: Request) -> int:
+def plan(request: PlanRequest) -> int:
     """Answer on stdout; returns the exit code: FAILED if training survives none of the losses."""
     _check_together(request)
     lost, joining, spares = _losses(request), _joins(request), _spares(request)
@@ -82,7 +82,7 @@ def plan(request: Request) -> int:
     return ExitCode.OK
 
 
-def _answer(request: Request, found: source.Source, answer: Answer) -> int:
+def _answer(request: PlanRequest, found: source.Source, answer: Answer) -> int:
     """Of what is done after losses, with its pictures."""
     if request.as_json:
         sys.stdout.buffer.write(to_json(answer) + b"\n")
@@ -101,7 +101,7 @@ def _answer(request: Request, found: source.Source, answer: Answer) -> int:
     return ExitCode.OK if answer.goes_on else ExitCode.FAILED
 
 
-def _check_together(request: Request) -> None:
+def _check_together(request: PlanRequest) -> None:
     """Options that ask another question than `--layouts` or `--spares`, and what they have no meaning for. Who comes may come
     after what is lost."""
     if request.as_json and request.with_timeline:
@@ -136,15 +136,15 @@ def _exclude(given: Sequence[str]) -> None:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other", "give one of them")
 
 
-def _fails(request: Request) -> tuple[int | None, str | None, int | None]:
+def _fails(request: PlanRequest) -> tuple[int | None, str | None, int | None]:
     return request.fail, request.fail_ranks, request.fail_nodes
 
 
-def _comings(request: Request) -> tuple[int | None, int | None]:
+def _comings(request: PlanRequest) -> tuple[int | None, int | None]:
     return request.join, request.join_nodes
 
 
-def _losses(request: Request) -> Units | tuple[Rank, ...] | None:
+def _losses(request: PlanRequest) -> Units | tuple[Rank, ...] | None:
     """Ask for one rank where nothing is asked for, and of none where only the coming of ranks is."""
     if request.fail_ranks is not None:
         return values.ranks(request.fail_ranks, "--fail-ranks")
@@ -155,13 +155,13 @@ def _losses(request: Request) -> Units | tuple[Rank, ...] | None:
     return Units(values.count(request.fail, "--fail", 1) if request.fail is not None else 1)
 
 
-def _joins(request: Request) -> Units | None:
+def _joins(request: PlanRequest) -> Units | None:
     if request.join_nodes is not None:
         return Units(values.count(request.join_nodes, "--join-nodes", 1), nodes=True)
     return Units(values.count(request.join, "--join", 1)) if request.join is not None else None
 
 
-def _spares(request: Request) -> Units | None:
+def _spares(request: PlanRequest) -> Units | None:
     """Workers that stand by."""
     if request.spare_nodes is not None:
         return Units(values.count(request.spare_nodes, "--spare-nodes", 1), nodes=True)

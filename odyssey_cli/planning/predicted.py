@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.joblog.wording import ranks_text
-from odyssey.calls import ranks_alike
+from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.planning.ask import Answer
 from odyssey_cli.timeline.change import Stand
 from odyssey_cli.timeline.picture import Picture, headline, places_left, predicted

@@ -14,7 +14,7 @@ from rich.text import Text
 from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 from odyssey_cli import files
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board

@@ -12,7 +12,7 @@ from launcher.joblog import reader
 from launcher.joblog.events import PlanChosen
 from launcher.planning.situations import expected_change
 from odyssey.errors import ProfileError, UsageError
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from odyssey_cli.jobs import find as jobs
 from perfmodel import catalog
 from perfmodel.profile import Profile, read

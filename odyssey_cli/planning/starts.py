@@ -9,12 +9,12 @@ import msgspec
 from msgspec.structs import replace
 
 from odyssey.errors import OdysseyError, UsageError
-from odyssey.layout import layout_text, parse_layout
+from odyssey.plan.layout import layout_text, parse_layout
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import at_start, outlook_of
 from perfmodel.reliability import ExpectedChange
-from strategies.search.prospect import Prospect, Steps, prospects
+from strategies.search.lifetime_value import LifetimeValue, Steps, lifetime_values
 from strategies.search.starts import compared, with_idle
 from strategies.situation import Aim, Candidate, Outlook, Situation
 
@@ -29,7 +29,7 @@ class Start(msgspec.Struct, frozen=True):
     step_s: float
     samples_per_s: float
     outlook: Outlook
-    prospect: Prospect
+    prospect: LifetimeValue
 
 
 class Layouts(msgspec.Struct, frozen=True):
@@ -149,7 +149,7 @@ def ask_spares(
 def _starts(situation: Situation, candidates: Sequence[Candidate], horizon_s: float, steps: Steps) -> list[Start]:
     """Of candidates with plans."""
     rows = []
-    for candidate, prospect in zip(candidates, prospects(situation, candidates, horizon_s, steps), strict=True):
+    for candidate, prospect in zip(candidates, lifetime_values(situation, candidates, horizon_s, steps), strict=True):
         plan, estimate = candidate.plan, candidate.estimate
         assert plan is not None and estimate is not None
         rows.append(

@@ -12,8 +12,8 @@ from pathlib import Path
 from textwrap import fill
 
 import strategies
-from odyssey.pipelines import spans_of
-from odyssey.plan import Plan
+from odyssey.plan.pipelines import spans_of
+from odyssey.plan.plan import Plan
 from odyssey_cli.display import quantities
 from odyssey_cli.planning.strategy_examples import EXAMPLES, WorkedOut, work_out
 from odyssey_cli.timeline import svg
@@ -112,8 +112,8 @@ bug leaves no Plan at all, those pipelines that are whole do all the work. Only 
 start.
 
 That a job goes on as it was, where no worker of its Plan is lost, is no strategy (`strategies/search/unchanged.py`): it is what
-all that is proposed then is measured against. Nor are smaller micro-batches and backwards in halves (`uneven.py`, `split.py`
-there): they are made of the Plans that strategies have proposed.
+all that is proposed then is measured against. Nor are smaller micro-batches and backwards in halves
+(`cut_micro_batches.py`, `zero_bubble.py` there): they are made of the Plans that strategies have proposed.
 
 This page and its pictures are made from these files: `python -m odyssey_cli.planning.strategies_page docs`, or `make picture`.
 The examples are in `odyssey_cli/planning/strategy_examples.py`.

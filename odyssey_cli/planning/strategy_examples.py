@@ -12,9 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher.joblog.wording import ranks_text
-from odyssey.approximation import LowRank
-from odyssey.plan import Plan
-from odyssey.worker import Rank, Worker, worker_of
+from odyssey.plan.approximation import LowRank
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank, Worker, worker_of
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import at_start

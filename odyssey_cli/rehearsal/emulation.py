@@ -17,18 +17,18 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from odyssey.buckets import Bucket, Start, buckets, starts
-from odyssey.messages import Boundary, ModelSpec, OpTime, TensorSpec
 from odyssey.model.model import Model
-from odyssey.plan import Compute, Plan
+from odyssey.plan.buckets import Bucket, Start, buckets, starts
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import Op, Receive, Send
+from odyssey.plan.worker import Worker
+from odyssey.protocol.messages import Boundary, ModelSpec, OpTime, TensorSpec
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.computation import Computation, Live, Piece, Try
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.prefetcher import Prefetcher
-from odyssey.schedule import Op, Receive, Send
-from odyssey.worker import Worker
 from odyssey_cli.rehearsal.device import Device, sleep_until
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from perfmodel.costs import Costs

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Self
 
-from odyssey.worker import Worker
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 
 _SLOT = struct.Struct("dd")

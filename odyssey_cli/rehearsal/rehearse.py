@@ -17,8 +17,8 @@ from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
-from odyssey.messages import Finished, Hello
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Finished, Hello
 from odyssey_cli import files, run
 from odyssey_cli.command_line import values
 from odyssey_cli.display import quantities
@@ -26,16 +26,16 @@ from odyssey_cli.display.page import page
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source
+from odyssey_cli.rehearsal.comparison import Rehearsal, generations, show
 from odyssey_cli.rehearsal.network import Interfaces
-from odyssey_cli.rehearsal.report import Rehearsal, generations, show
 from odyssey_cli.replay import traces
-from odyssey_cli.replay.traces import Kind, Trace
+from odyssey_cli.replay.traces import NodeEventKind, Trace
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile, scaled
 from strategies.situation import Aim
 
 RANK = Path(__file__).with_name("rank.py")
-_ACTIONS = {Kind.LOST: "lose", Kind.FAILED: "kill", Kind.RETURNED: "join"}
+_ACTIONS = {NodeEventKind.LOST: "lose", NodeEventKind.FAILED: "kill", NodeEventKind.RETURNED: "join"}
 """What a drill may do."""
 
 
@@ -172,13 +172,13 @@ def changes_of(trace: Trace, n_steps: int) -> tuple[str, ...]:
     found: list[str] = []
     for change in trace.changes:
         node = change.node
-        if (node in away) != (change.kind is Kind.RETURNED):
+        if (node in away) != (change.kind is NodeEventKind.RETURNED):
             continue  # it is lost once until it is back
         step = max(min(int(change.at_s / trace.length_s * n_steps), n_steps - 1), last.get(node, -1) + 1)
         if step == n_steps:
             continue
         last[node] = step
-        if change.kind is not Kind.FAILED:
+        if change.kind is not NodeEventKind.FAILED:
             away ^= {node}
         found.append(f"step={step} {_ACTIONS[change.kind]}=node{node}")
     return tuple(found)
@@ -250,7 +250,7 @@ def command(
 def _traced_changes(found: Source, trace: Path, steps: int, seed: int) -> tuple[str, ...]:
     """The changes as the trace has them, which people are told of."""
     drills = changes_of(traces.read(trace, seed).cut(found.n_nodes), steps)
-    n_back = sum(f" {_ACTIONS[Kind.RETURNED]}=" in drill for drill in drills)
+    n_back = sum(f" {_ACTIONS[NodeEventKind.RETURNED]}=" in drill for drill in drills)
     lost, back = (quantities.plural(n, "node") for n in (len(drills) - n_back, n_back))
     print(f"odyssey: {trace}: {lost} lost and {back} back in {steps} steps", file=sys.stderr)
     return drills

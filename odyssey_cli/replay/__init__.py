@@ -5,9 +5,9 @@ recorded.py   a job's own log once more
 ask.py        what is asked, and the answer; answer.py: how it looks; drawing.py: as SVG
 policies.py   what is compared
 published.py  what published systems do at a change; published_life.py: on the nodes of a trace
-elastic.py    our own jobs on the nodes of a trace; job.py: one of them, with the coordinator of a real one
+elastic.py    our own jobs on the nodes of a trace; simulated_job.py: one of them, with the coordinator of a real one
 starts.py     how a job starts on some nodes
-terms.py      what checkpoints and restarts cost
+restart_costs.py      what checkpoints and restarts cost
 nodes.py      which nodes are there
 ledger.py     where the time went; outcome.py: of a policy
 traces.py     files of traces; generators.py: drawn ones

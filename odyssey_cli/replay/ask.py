@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from odyssey.errors import OdysseyError
-from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.ledger import Totals
 from odyssey_cli.replay.outcome import Decision, Outcome
 from odyssey_cli.replay.policies import Policy
+from odyssey_cli.replay.restart_costs import RestartCosts
+from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.starts import Starts, step_s
-from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import Trace
 
 N_BINS = 500
@@ -27,7 +27,7 @@ class Answer(msgspec.Struct, frozen=True):
     ranks_per_node: int
     layout: str
     step_s: float
-    terms: Terms
+    terms: RestartCosts
     outcomes: tuple[Outcome, ...]
     faults: tuple[str, ...]
 
@@ -62,7 +62,7 @@ class Report(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
     layout: str
     step_s: float
-    terms: Terms
+    terms: RestartCosts
     policies: list[PolicyReport]
 
 
@@ -70,7 +70,7 @@ def ask(
     source: str,
     trace: Trace,
     setup: Setup,
-    terms: Terms,
+    terms: RestartCosts,
     policies: Sequence[Policy],
     progress: Callable[[Policy, float], None],
 ) -> Answer:

@@ -6,7 +6,7 @@ from odyssey_cli.display import quantities
 from odyssey_cli.replay.answer import share
 from odyssey_cli.replay.ask import Answer
 from odyssey_cli.replay.outcome import Outcome
-from odyssey_cli.timeline.card import escaped
+from odyssey_cli.timeline.svg_frame import escaped
 
 _WIDTH, _LABEL, _BAND, _GAP, _TOP, _RIGHT = 960, 130, 44, 14, 58, 66
 _N_BINS = 380

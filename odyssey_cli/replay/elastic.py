@@ -11,24 +11,24 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from odyssey_cli.replay.job import Job, Setup
 from odyssey_cli.replay.ledger import Doing, Ledger
 from odyssey_cli.replay.nodes import Nodes, told
 from odyssey_cli.replay.outcome import Decision, Result
+from odyssey_cli.replay.restart_costs import RestartCosts
+from odyssey_cli.replay.simulated_job import Setup, SimulatedJob
 from odyssey_cli.replay.starts import Starts, step_s
-from odyssey_cli.replay.terms import Terms
-from odyssey_cli.replay.traces import Change, Kind, Trace, at_once
+from odyssey_cli.replay.traces import Change, NodeEventKind, Trace, at_once
 
 
 class ElasticLife:
     """All jobs that a user starts on the nodes of a trace, one after the other."""
 
-    def __init__(self, trace: Trace, setup: Setup, starts: Starts, terms: Terms) -> None:
+    def __init__(self, trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts) -> None:
         self._trace, self._setup, self._starts, self._terms = trace, setup, starts, terms
         self._ledger = Ledger(terms.save_s)
         self._decisions: list[Decision] = []
         self._nodes = Nodes(trace)
-        self._job: Job | None = None
+        self._job: SimulatedJob | None = None
         self._members: dict[int, int] = {}
         """Nodes of the trace -> of the job: those that it started with, or will, and has not lost."""
         self._start_s = math.inf
@@ -79,7 +79,7 @@ class ElasticLife:
         if not self._runs:
             self._ledger.pause(until_s, self._doing)
 
-    def _go_on(self, job: Job, at_s: float) -> None:
+    def _go_on(self, job: SimulatedJob, at_s: float) -> None:
         """Something that was under way is done."""
         did_run = self._runs
         if not did_run:
@@ -90,7 +90,7 @@ class ElasticLife:
         elif job.drains and self._drained_s == math.inf:
             self._drained_s = self._ledger.under_way_until(at_s)
 
-    def _drain(self, job: Job, at_s: float) -> None:
+    def _drain(self, job: SimulatedJob, at_s: float) -> None:
         """All stop."""
         self._ledger.train(at_s)
         self._drained_s, self._doing = math.inf, Doing.TRANSITION
@@ -110,14 +110,14 @@ class ElasticLife:
         """All ranks of the next job are there."""
         setup = replace(self._setup, layout=self._starts.layout(len(self._members)))
         self._ledger.interval_s = self._terms.interval_s(self._n_returns, at_s)
-        self._job = Job(setup, len(self._members), at_s, self._starts.faults, resumed=at_s > 0)
+        self._job = SimulatedJob(setup, len(self._members), at_s, self._starts.faults, resumed=at_s > 0)
         self._give(self._job, self._nodes.there - self._members.keys(), at_s)  # that came while it was about to start
 
-    def _give(self, job: Job, nodes: Iterable[int], at_s: float) -> None:
+    def _give(self, job: SimulatedJob, nodes: Iterable[int], at_s: float) -> None:
         for node in sorted(nodes):
             self._members[node] = job.give(at_s)
 
-    def _look(self, job: Job, at_s: float) -> None:
+    def _look(self, job: SimulatedJob, at_s: float) -> None:
         """Whether the job runs, or has ended."""
         if job.why_ended:
             self._ledger.roll_back()
@@ -155,31 +155,31 @@ class ElasticLife:
     def _take(self, changes: Sequence[Change]) -> None:
         at_s = changes[0].at_s
         self._nodes.take(changes)
-        hit = [change for change in changes if change.kind is not Kind.RETURNED and change.node in self._members]
+        hit = [change for change in changes if change.kind is not NodeEventKind.RETURNED and change.node in self._members]
         if self._job is None:
             if hit or self._start_s == math.inf:
                 self._prepare_start(max(at_s, self._ledger.now_s), told(changes))
             return
         if hit:
             self._lose(self._job, hit, at_s)
-        returned = {change.node for change in changes if change.kind is Kind.RETURNED}
+        returned = {change.node for change in changes if change.kind is NodeEventKind.RETURNED}
         self._give(self._job, returned - self._members.keys(), at_s)
 
-    def _lose(self, job: Job, hit: Sequence[Change], at_s: float) -> None:
+    def _lose(self, job: SimulatedJob, hit: Sequence[Change], at_s: float) -> None:
         stepped = False
         if job.is_at_work([self._members[change.node] for change in hit]):
             stepped = self._ledger.cut_off(at_s) if self._runs else False
             self._doing, self._drained_s = Doing.TRANSITION if self._runs else self._doing, math.inf
             self._pending.append((at_s, told(hit)))
-        for kind in (Kind.LOST, Kind.FAILED):
+        for kind in (NodeEventKind.LOST, NodeEventKind.FAILED):
             if numbers := [self._members[change.node] for change in hit if change.kind is kind]:
-                job.lose(numbers, at_s, transient=kind is Kind.FAILED, stepped=stepped)
+                job.lose(numbers, at_s, transient=kind is NodeEventKind.FAILED, stepped=stepped)
                 stepped = False
         for change in hit:
-            if change.kind is Kind.LOST:
+            if change.kind is NodeEventKind.LOST:
                 del self._members[change.node]
 
 
-def live(trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Callable[[float], None]) -> Result:
+def live(trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts, progress: Callable[[float], None]) -> Result:
     """What comes of it."""
     return ElasticLife(trace, setup, starts, terms).run(progress)

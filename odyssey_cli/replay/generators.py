@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from odyssey_cli.replay.traces import Change, Kind, Trace
+from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
 
 SHAPE = 0.6
 """Of the Weibull distribution of gaps: the coefficient of variation of 0.6 is 1.76."""
@@ -114,16 +114,16 @@ def _trace(
         while repairs and repairs[0][0] <= min(now, failures.length_s):
             at_s, node = heapq.heappop(repairs)
             away.discard(node)
-            changes.append(Change(at_s, node, Kind.RETURNED))
+            changes.append(Change(at_s, node, NodeEventKind.RETURNED))
         if now >= failures.length_s:
             break
         for node in hit(draw.randrange(failures.n_nodes)):
-            kind = Kind.FAILED if draw.random() < failures.transient else Kind.LOST
+            kind = NodeEventKind.FAILED if draw.random() < failures.transient else NodeEventKind.LOST
             back_at = now + repair()
             if node in away:
                 continue
             changes.append(Change(now, node, kind))
-            if kind is Kind.LOST:
+            if kind is NodeEventKind.LOST:
                 away.add(node)
                 heapq.heappush(repairs, (back_at, node))
     return Trace(name, f"drawn with seed {failures.seed}", failures.n_nodes, failures.length_s, tuple(changes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from odyssey_cli.replay.traces import Change, Kind, Trace
+from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
 
 
 class Nodes:
@@ -30,9 +30,9 @@ class Nodes:
         """What becomes of nodes at one moment."""
         self.idle_until(changes[0].at_s)
         for change in changes:
-            if change.kind is Kind.LOST:
+            if change.kind is NodeEventKind.LOST:
                 self.there.discard(change.node)
-            elif change.kind is Kind.RETURNED:
+            elif change.kind is NodeEventKind.RETURNED:
                 self.there.add(change.node)
         self._used &= self.there
 
@@ -46,7 +46,7 @@ class Nodes:
 def told(changes: Sequence[Change]) -> str:
     """`nodes 3, 4 lost; node 7 returned`."""
     parts = []
-    for kind in Kind:
+    for kind in NodeEventKind:
         nodes = [str(change.node) for change in changes if change.kind is kind]
         if nodes:
             many = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""

@@ -9,15 +9,15 @@ import msgspec
 from msgspec.structs import replace
 
 import strategies
-from odyssey.approximation import LowRank
 from odyssey.errors import UsageError
+from odyssey.plan.approximation import LowRank
 from odyssey_cli.replay import elastic
-from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.outcome import Result
 from odyssey_cli.replay.published import Oobleck, Recycle, Torchrun, Varuna
 from odyssey_cli.replay.published_life import PublishedLife, System
+from odyssey_cli.replay.restart_costs import RestartCosts
+from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.starts import Starts
-from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import Trace, at_once
 from strategies.situation import Protect
 
@@ -28,7 +28,7 @@ NEEDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
 }
 """Strategies that would propose nothing else: the option that each is given, and what that comes to in the job's Aim."""
 NOTHING: tuple[str, Mapping[str, object]] = ("", {})
-Live = Callable[[Trace, Setup, Starts, Terms, Progress], Result]
+Live = Callable[[Trace, Setup, Starts, RestartCosts, Progress], Result]
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -65,17 +65,17 @@ def named(names: Sequence[str]) -> tuple[Policy, ...]:
     return tuple(known[name] for name in dict.fromkeys(names)) if names else tuple(known.values())
 
 
-def _ours(strategy: str, trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Progress) -> Result:
+def _ours(strategy: str, trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts, progress: Progress) -> Result:
     aim = replace(setup.aim, **NEEDS.get(strategy, NOTHING)[1])
     return elastic.live(trace, replace(setup, strategy=strategy, aim=aim), starts, terms, progress)
 
 
 def _like(
-    system: Callable[[Setup, Starts, Terms], System],
+    system: Callable[[Setup, Starts, RestartCosts], System],
     trace: Trace,
     setup: Setup,
     starts: Starts,
-    terms: Terms,
+    terms: RestartCosts,
     progress: Progress,
 ) -> Result:
     """A system that always returns to a checkpoint is given the best interval for this trace, as if it were known."""

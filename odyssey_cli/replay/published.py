@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from odyssey.errors import StateLost
-from odyssey.plan import Plan
-from odyssey.worker import Rank, Worker, numbers_from
-from odyssey_cli.replay.job import Setup
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank, Worker, numbers_from
 from odyssey_cli.replay.published_life import Response
+from odyssey_cli.replay.restart_costs import RestartCosts
+from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.starts import Starts, step_s
-from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import DAY_S
 from perfmodel.profile import Profile
 from strategies.building.shapes import shapes_of
@@ -25,7 +25,7 @@ from strategies.situation import Aim, Objective, Situation
 class _Restarting:
     """What the systems share: a job, how it starts, and what a restart takes."""
 
-    def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
+    def __init__(self, setup: Setup, starts: Starts, terms: RestartCosts) -> None:
         self._setup, self._starts, self._terms = setup, starts.plain(), terms
         self._used: frozenset[int] = frozenset()
 
@@ -79,7 +79,7 @@ class Oobleck(_Restarting):
     """Oobleck (SOSP 2023): pipelines of any length from the least that has the memory; a pipeline that loses a node becomes
     shorter, borrows from the longest, or merges with the shortest; missing layers are copied from other pipelines."""
 
-    def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
+    def __init__(self, setup: Setup, starts: Starts, terms: RestartCosts) -> None:
         super().__init__(setup, starts, terms)
         self._plan: Plan | None = None
         self._ranks: dict[Worker, Rank] = {}
@@ -138,7 +138,7 @@ class Recycle(_Restarting):
     """ReCycle (SOSP 2024): a lost worker's micro-batches go to the same stage of other pipelines, its layers stay where they
     are; a node that returns takes its place again. Without a worker left of some stage: back to the checkpoint."""
 
-    def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
+    def __init__(self, setup: Setup, starts: Starts, terms: RestartCosts) -> None:
         super().__init__(setup, starts, terms)
         self._plan: Plan | None = None
         self._places: tuple[int, ...] = ()

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from odyssey_cli.replay.ledger import Doing, Ledger
 from odyssey_cli.replay.nodes import Nodes, told
 from odyssey_cli.replay.outcome import Decision, Result
-from odyssey_cli.replay.terms import Terms
-from odyssey_cli.replay.traces import Change, Kind, Trace, at_once
+from odyssey_cli.replay.restart_costs import RestartCosts
+from odyssey_cli.replay.traces import Change, NodeEventKind, Trace, at_once
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class System(Protocol):
 class PublishedLife:
     """A system on the nodes of a trace."""
 
-    def __init__(self, trace: Trace, terms: Terms, system: System, mean_s: float | None = None) -> None:
+    def __init__(self, trace: Trace, terms: RestartCosts, system: System, mean_s: float | None = None) -> None:
         """`mean_s`: between returns to a checkpoint, where that is known beforehand; None: as seen so far."""
         self._trace, self._terms, self._system, self._mean_s = trace, terms, system, mean_s
         self._ledger = Ledger(terms.save_s)
@@ -80,10 +80,10 @@ class PublishedLife:
         at_s = changes[0].at_s
         self._nodes.take(changes)
         there = frozenset(self._nodes.there)
-        gone = frozenset(change.node for change in changes if change.kind is not Kind.RETURNED)
+        gone = frozenset(change.node for change in changes if change.kind is not NodeEventKind.RETURNED)
         response = self._system.lost(gone, there) if gone else None
         is_loss = response is not None
-        if response is None and any(change.kind is Kind.RETURNED for change in changes):
+        if response is None and any(change.kind is NodeEventKind.RETURNED for change in changes):
             response = self._system.returned(there)
         elif response is not None and gone & there - response.nodes:  # failed, and healthy: they come back at once
             back = self._system.returned(there)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher.coordinator.replay import replay
+from launcher.coordinator.decided_again import replay
 from launcher.joblog import reader
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import for_people

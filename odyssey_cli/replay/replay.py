@@ -20,9 +20,9 @@ from odyssey_cli.replay.answer import show
 from odyssey_cli.replay.ask import Answer, ask, report
 from odyssey_cli.replay.drawing import drawn
 from odyssey_cli.replay.generators import GENERATORS, Failures
-from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.policies import Policy, named
-from odyssey_cli.replay.terms import SAVE_S, Terms
+from odyssey_cli.replay.restart_costs import SAVE_S, RestartCosts
+from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.traces import DAY_S, MOST_S, Trace
 
 _REPAIR_S = DAY_S
@@ -30,7 +30,7 @@ _REPAIR_S = DAY_S
 _DAYS = 30.0
 
 
-class Request(msgspec.Struct, frozen=True):
+class ReplayRequest(msgspec.Struct, frozen=True):
     """The command line, as words."""
 
     trace: str
@@ -55,7 +55,7 @@ class Request(msgspec.Struct, frozen=True):
     svg: Path | None = None
 
 
-def replay(request: Request) -> int:
+def replay(request: ReplayRequest) -> int:
     """Answer on stdout, and into files; returns the exit code."""
     folder = recorded.folder_of(request.trace)
     if folder is not None:
@@ -69,7 +69,7 @@ def replay(request: Request) -> int:
         if value is not None:
             values.count(value, option, 1)
     policies = named(request.policies)
-    terms = Terms(
+    terms = RestartCosts(
         save_s=_seconds(request.save, "--save") or SAVE_S,
         restart_s=_seconds(request.restart, "--restart"),
         every_s=_seconds(request.checkpoint_every, "--checkpoint-every"),
@@ -99,7 +99,7 @@ def replay(request: Request) -> int:
     return ExitCode.OK
 
 
-def _trace(request: Request, n_nodes: int, mtbf_s: float | None) -> Trace:
+def _trace(request: ReplayRequest, n_nodes: int, mtbf_s: float | None) -> Trace:
     """The file, or what is drawn in its place."""
     if request.days is not None and not 0 < request.days * DAY_S <= MOST_S:
         raise UsageError(f"--days: expected more than 0, got {request.days:g}", "for example --days 30")
@@ -122,7 +122,7 @@ def _seconds(text: str | None, option: str) -> float | None:
     return None if text is None else values.duration_s(text, option)
 
 
-def _ask(name: str, trace: Trace, setup: Setup, terms: Terms, policies: tuple[Policy, ...]) -> Answer:
+def _ask(name: str, trace: Trace, setup: Setup, terms: RestartCosts, policies: tuple[Policy, ...]) -> Answer:
     """With a bar on stderr while it lasts, where that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())

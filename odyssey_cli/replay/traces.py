@@ -26,7 +26,7 @@ DAY_S = 86400.0
 _HELP = "docs/operators/replay.md has the formats that are read"
 
 
-class Kind(enum.StrEnum):
+class NodeEventKind(enum.StrEnum):
     """What becomes of a node."""
 
     LOST = "lost"
@@ -42,7 +42,7 @@ class Change(msgspec.Struct, frozen=True):
 
     at_s: float
     node: int
-    kind: Kind
+    kind: NodeEventKind
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class Trace(msgspec.Struct, frozen=True):
     @property
     def n_losses(self) -> int:
         """Lost nodes and failed ones."""
-        return sum(change.kind is not Kind.RETURNED for change in self.changes)
+        return sum(change.kind is not NodeEventKind.RETURNED for change in self.changes)
 
 
 def read(path: Path, seed: int = 0, n_nodes: int | None = None) -> Trace:
@@ -159,16 +159,16 @@ def _faults(faults: Sequence[_Fault], name: str, seed: int, n_nodes: int | None)
         n_open = open_faults.get(fault.node_id)
         if fault.event_type is _Edge.START:
             if not n_open:
-                changes.append(Change(at_s, node, Kind.LOST))
+                changes.append(Change(at_s, node, NodeEventKind.LOST))
             open_faults[fault.node_id] = (n_open or 0) + 1
         elif n_open is None:
             away.add(node)
-            changes.append(Change(at_s, node, Kind.RETURNED))
+            changes.append(Change(at_s, node, NodeEventKind.RETURNED))
             open_faults[fault.node_id] = 0
         elif n_open > 0:
             open_faults[fault.node_id] = n_open - 1
             if n_open == 1:
-                changes.append(Change(at_s, node, Kind.RETURNED))
+                changes.append(Change(at_s, node, NodeEventKind.RETURNED))
     length_s = in_order[-1].event_time * DAY_S if in_order else 0.0
     return Trace(name, "faults of a cluster's nodes (InfiniteHBD)", total, length_s, tuple(changes), frozenset(away), notes)
 
@@ -193,12 +193,12 @@ def _drawn(points: Sequence[tuple[float, int]], length_s: float, name: str, form
             lost = sorted(draw.sample(there, len(there) - n))
             there = sorted(set(there) - set(lost))
             gone += lost
-            changes += [Change(at_s, node, Kind.LOST) for node in lost]
+            changes += [Change(at_s, node, NodeEventKind.LOST) for node in lost]
         elif n > len(there):
             n_back = n - len(there)
             back, gone = gone[:n_back], gone[n_back:]
             there = sorted({*there, *back})
-            changes += [Change(at_s, node, Kind.RETURNED) for node in back]
+            changes += [Change(at_s, node, NodeEventKind.RETURNED) for node in back]
     return Trace(name, format, total, length_s, tuple(changes), away, (f"which nodes are lost is drawn with seed {seed}",))
 
 
@@ -282,13 +282,13 @@ def _instances(rows: Sequence[_Row], name: str) -> Trace:
                 slot, n_nodes = n_nodes, n_nodes + 1
             slots[instance] = slot
             if at_s > 0:
-                changes.append(Change(at_s, slot, Kind.RETURNED))
+                changes.append(Change(at_s, slot, NodeEventKind.RETURNED))
         elif what == "remove":
             if instance not in slots:
                 raise _wrong(name, row, f"{_quoted(instance)} is removed, and not there")
             slot = slots.pop(instance)
             heapq.heappush(free, slot)
-            changes.append(Change(at_s, slot, Kind.LOST))
+            changes.append(Change(at_s, slot, NodeEventKind.LOST))
         else:
             raise _wrong(name, row, f"expected add or remove, got {_quoted(what)}")
         if at_s <= 0:
@@ -311,15 +311,15 @@ def _own(rows: Sequence[_Row], name: str, seed: int, n_nodes: int | None) -> Tra
     away, changes = set(), []
     for row in rows:
         node = number[row.fields[0]]
-        if row.fields[1] not in tuple(Kind):
-            raise _wrong(name, row, f"expected {', '.join(Kind)}, got {_quoted(row.fields[1])}")
-        kind = Kind(row.fields[1])
-        if kind is Kind.RETURNED and node not in is_there:
+        if row.fields[1] not in tuple(NodeEventKind):
+            raise _wrong(name, row, f"expected {', '.join(NodeEventKind)}, got {_quoted(row.fields[1])}")
+        kind = NodeEventKind(row.fields[1])
+        if kind is NodeEventKind.RETURNED and node not in is_there:
             away.add(node)
-        elif is_there.get(node, True) is (kind is Kind.RETURNED):
-            state = "there already" if kind is Kind.RETURNED else "not there"
+        elif is_there.get(node, True) is (kind is NodeEventKind.RETURNED):
+            state = "there already" if kind is NodeEventKind.RETURNED else "not there"
             raise _wrong(name, row, f"{_quoted(row.fields[0])} is {kind}, and {state}")
-        is_there[node] = kind is not Kind.LOST
+        is_there[node] = kind is not NodeEventKind.LOST
         if row.at > MOST_S:
             raise _wrong(name, row, f"expected a time of at most {MOST_S:g} s")
         changes.append(Change(row.at, node, kind))

@@ -1,6 +1,6 @@
 """A batch script of SLURM that starts one agent on each node, and whose exit code is that of the training.
 
-Pure: text from a Request. What each line is for is said beside it, and why in docs/slurm.md.
+Pure: text from a BatchRequest. What each line is for is said beside it, and why in docs/slurm.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIGNAL = re.compile(r"(?:[A-Z]+[0-9]?|\d{1,2})@\d{1,5}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Request:
+class BatchRequest:
     """What `odyssey slurm` was asked for. `command`: what stands behind `odyssey run`.
 
     `nodes`: `4`, or `2-4` for what can be had. `time`: as SLURM takes it, or with units: `90m`, `1d12h`. `elastic`: so many
@@ -46,12 +46,12 @@ class Request:
     more: tuple[str, ...] = ()
 
 
-def batch_script(request: Request) -> str:
+def batch_script(request: BatchRequest) -> str:
     """Raises UsageError for what SLURM would not take."""
     return "\n".join([*_head(request), "", *_body(request), ""])
 
 
-def _head(request: Request) -> list[str]:
+def _head(request: BatchRequest) -> list[str]:
     options = {
         "job-name": request.job_name or _name_of(request.script),
         "nodes": _nodes(request)[0],
@@ -71,7 +71,7 @@ def _head(request: Request) -> list[str]:
     return ["#!/bin/bash", *(f"#SBATCH {line}" for line in lines)]
 
 
-def _body(request: Request) -> list[str]:
+def _body(request: BatchRequest) -> list[str]:
     agents = []
     if request.elastic is not None:
         least = _nodes(request)[1]
@@ -110,7 +110,7 @@ def _body(request: Request) -> list[str]:
     return [*lines, 'exit "$code"']
 
 
-def _nodes(request: Request) -> tuple[str, int, int]:
+def _nodes(request: BatchRequest) -> tuple[str, int, int]:
     """As given, the least, the most."""
     found = _NODES.fullmatch(request.nodes)
     if found is None or int(found[2] or found[1]) < int(found[1]):
@@ -127,7 +127,7 @@ def _time(text: str) -> str:
     return (f"{days}-" if days else "") + f"{hours:02d}:{minutes % 60:02d}:00"
 
 
-def _signal(request: Request) -> str:
+def _signal(request: BatchRequest) -> str:
     if request.signal and not _SIGNAL.fullmatch(request.signal):
         raise UsageError(f"--signal: expected NAME@SECONDS, got {request.signal!r}", "for example --signal USR1@120")
     # To save a checkpoint, and to be put in the queue again, takes some of the time that is left.

@@ -12,14 +12,14 @@ from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.command_line.options import Command
 from odyssey_cli.command_line.parser import HelpAsked, parse
-from odyssey_cli.submission.batch import Request, batch_script
+from odyssey_cli.submission.batch import BatchRequest, batch_script
 
 _MEANT = (("odyssey", "run"), ("run",), ("torchrun",))
 """What people write before what stands behind `odyssey run`."""
 _SUBMIT_S = 60.0
 
 
-def slurm(request: Request, words: Sequence[str], *, submit: bool) -> int:
+def slurm(request: BatchRequest, words: Sequence[str], *, submit: bool) -> int:
     """`words`: a command line of `odyssey run`, or what stands behind these two words. Raises UsageError."""
     for meant in _MEANT:
         if tuple(words[: len(meant)]) == meant:

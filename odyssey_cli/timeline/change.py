@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from launcher.joblog.wording import ranks_text
-from odyssey.calls import ranks_alike
-from odyssey.pipelines import Stage, spans_of
-from odyssey.plan import Plan, StateFrom
-from odyssey.worker import Rank, Worker
+from odyssey.plan.pipelines import Stage, spans_of
+from odyssey.plan.plan import Plan, StateFrom
+from odyssey.plan.worker import Rank, Worker
+from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.display import quantities
 
 MOST_ROWS = 16
@@ -45,7 +45,7 @@ class Cell(msgspec.Struct, frozen=True):
     runners: tuple[Rank, ...] = ()
 
 
-class Row(msgspec.Struct, frozen=True):
+class ChangeRow(msgspec.Struct, frozen=True):
     """A pipeline."""
 
     pipeline: int
@@ -58,7 +58,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     title: str
     n_layers: int
-    rows: tuple[Row, ...]
+    rows: tuple[ChangeRow, ...]
     n_left_out: int
     idle: tuple[Rank, ...]
     gone: tuple[Rank, ...]
@@ -100,12 +100,12 @@ def layouts(stands: Sequence[Stand]) -> tuple[Layout, ...]:
     return tuple(found)
 
 
-def _rows(before: Plan | None, plan: Plan, doomed: Collection[Rank]) -> list[Row]:
+def _rows(before: Plan | None, plan: Plan, doomed: Collection[Rank]) -> list[ChangeRow]:
     before = before or plan
     rows = []
     for p, pipeline in enumerate(plan.pipelines):
         cells = tuple(_cell(before, plan, p, s, stage, doomed) for s, stage in enumerate(pipeline.stages))
-        rows.append(Row(p, len(pipeline.micro_batches), cells))
+        rows.append(ChangeRow(p, len(pipeline.micro_batches), cells))
     return rows
 
 
@@ -130,8 +130,8 @@ def _runners(plan: Plan, p: int, s: int) -> tuple[Rank, ...]:
     return plan.all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
 
 
-def _most_changed(rows: Sequence[Row]) -> tuple[Row, ...]:
-    def is_calm(row: Row) -> bool:
+def _most_changed(rows: Sequence[ChangeRow]) -> tuple[ChangeRow, ...]:
+    def is_calm(row: ChangeRow) -> bool:
         return all(cell.look is Look.KEPT for cell in row.cells)
 
     return tuple(sorted(sorted(rows, key=is_calm)[:MOST_ROWS], key=lambda row: row.pipeline))

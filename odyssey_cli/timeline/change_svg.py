@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launcher.joblog.wording import ranks_text
-from odyssey.calls import ranks_alike
+from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.display import quantities
-from odyssey_cli.timeline.card import WIDTH, card, escaped, text
-from odyssey_cli.timeline.change import Cell, Layout, Look, Row
+from odyssey_cli.timeline.change import Cell, ChangeRow, Layout, Look
+from odyssey_cli.timeline.svg_frame import WIDTH, card, escaped, text
 
 _LEFT, _RIGHT = 148, 16
 _ROOM = WIDTH - _LEFT - _RIGHT
@@ -73,7 +73,7 @@ def _panel(panel: Layout, top: float) -> tuple[list[str], float]:
     return parts, y + 6
 
 
-def _row(row: Row, y: float, per_layer: float) -> str:
+def _row(row: ChangeRow, y: float, per_layer: float) -> str:
     count = quantities.plural(row.n_micro_batches, "micro-batch", "micro-batches")
     label = text(16, 13, f"pipeline {row.pipeline}") + text(16, 25, count, "small")
     boxes = "".join(_box(cell, per_layer) for cell in row.cells)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from odyssey_cli.timeline.picture import COMPUTATIONS, Kind, Picture
+from odyssey_cli.timeline.picture import COMPUTATIONS, OpKind, Picture
 
-DRAWN = (*COMPUTATIONS.values(), Kind.REDUCTION, Kind.OPTIMIZER)
+DRAWN = (*COMPUTATIONS.values(), OpKind.REDUCTION, OpKind.OPTIMIZER)
 """In the order of a legend. Waiting is what is left empty, sends and drops take no time worth a bar."""
 REROUTED = "the same in place of a lost rank"
 
 
-def kinds_in(picture: Picture) -> list[Kind]:
+def kinds_in(picture: Picture) -> list[OpKind]:
     """Those of a picture that are drawn, and wide enough to be seen."""
     found = {bar.kind for bar in picture.bars if bar.end_s - bar.start_s > picture.longest_s / 1000}
     return [kind for kind in DRAWN if kind in found]

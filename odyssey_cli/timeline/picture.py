@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from launcher.joblog.wording import ranks_text
-from odyssey.plan import Compute, Plan
-from odyssey.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send
-from odyssey.worker import Rank, Worker
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send
+from odyssey.plan.worker import Rank, Worker
 from odyssey_cli.display import quantities
 from perfmodel.profile import Profile
 from perfmodel.timeline import Span, simulate
@@ -21,7 +21,7 @@ MOST_ROWS = 40
 """A picture with still more leaves out pipelines that a loss has not changed."""
 
 
-class Kind(enum.StrEnum):
+class OpKind(enum.StrEnum):
     """What a worker does."""
 
     FORWARD = "forward"
@@ -37,10 +37,10 @@ class Kind(enum.StrEnum):
 
 
 COMPUTATIONS = {
-    "F": Kind.FORWARD,
-    "B": Kind.BACKWARD,
-    "I": Kind.INPUT_GRADIENT,
-    "W": Kind.WEIGHT_GRADIENT,
+    "F": OpKind.FORWARD,
+    "B": OpKind.BACKWARD,
+    "I": OpKind.INPUT_GRADIENT,
+    "W": OpKind.WEIGHT_GRADIENT,
 }
 """By the kind of the op. Those of one worker never overlap."""
 
@@ -48,7 +48,7 @@ COMPUTATIONS = {
 class Bar(msgspec.Struct, frozen=True):
     """One op of a worker, seconds since the start of the step. `is_rerouted`: for a micro-batch of another pipeline."""
 
-    kind: Kind
+    kind: OpKind
     op: str
     start_s: float
     end_s: float
@@ -56,7 +56,7 @@ class Bar(msgspec.Struct, frozen=True):
     is_rerouted: bool = False
 
 
-class Row(msgspec.Struct, frozen=True):
+class WorkerRow(msgspec.Struct, frozen=True):
     """A rank and all that it does. `place`: `pipeline.stage`, empty outside the layout. `lost`: what a lost rank's row says."""
 
     rank: Rank
@@ -74,7 +74,7 @@ class Panel(msgspec.Struct, frozen=True):
 
     title: str
     step_s: float
-    rows: tuple[Row, ...]
+    rows: tuple[WorkerRow, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -94,23 +94,23 @@ class Picture(msgspec.Struct, frozen=True):
         return [bar for panel in self.panels for row in panel.rows for bar in row.bars]
 
 
-def kind(op: Op) -> Kind:
+def kind(op: Op) -> OpKind:
     """The kind of an op."""
     match op:
         case Compute():
             return COMPUTATIONS[op.kind]
         case Send():
-            return Kind.SEND
+            return OpKind.SEND
         case Receive():
-            return Kind.WAIT
+            return OpKind.WAIT
         case Drop():
-            return Kind.DROP
+            return OpKind.DROP
         case Reduce():
-            return Kind.REDUCTION
+            return OpKind.REDUCTION
         case Commit():
-            return Kind.COMMIT
+            return OpKind.COMMIT
         case OptimizerStep():
-            return Kind.OPTIMIZER
+            return OpKind.OPTIMIZER
 
 
 def bars(plan: Plan, worker: Worker, spans: Sequence[Span]) -> tuple[Bar, ...]:
@@ -185,12 +185,12 @@ def panel(
         for s, stage in enumerate(plan.pipelines[p].stages):
             place = f"{p}.{s}"
             if stage.worker is not None:
-                rows += [Row(rank, place, bars(plan, stage.worker, spans(rank))) for rank in plan.ranks_of(stage.worker)]
+                rows += [WorkerRow(rank, place, bars(plan, stage.worker, spans(rank))) for rank in plan.ranks_of(stage.worker)]
             elif (p, s) in rank_at:
                 runners = plan.all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
                 verb = "runs" if len(runners) == 1 else "run"
-                rows.append(Row(rank_at[p, s], place, (), f"lost: {ranks_text(runners)} {verb} its micro-batches"))
-    rows += [Row(rank, "", (), "lost") for rank, place in sorted(lost.items()) if place is None]
+                rows.append(WorkerRow(rank_at[p, s], place, (), f"lost: {ranks_text(runners)} {verb} its micro-batches"))
+    rows += [WorkerRow(rank, "", (), "lost") for rank, place in sorted(lost.items()) if place is None]
     idle = (f"{ranks_text(plan.all_ranks_of(plan.idle))} without work",) if plan.idle else ()
     return Panel(title, step_s, tuple(rows), (*choice.notes(plan), *idle, *notes))
 

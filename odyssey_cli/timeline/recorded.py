@@ -10,11 +10,11 @@ import msgspec
 
 from launcher.joblog.events import Event, GenerationStarted, PlanChosen, Profiled, ProfileRefined, RankLost, RankStarted
 from launcher.joblog.wording import ranks_text
-from odyssey.calls import ranks_alike
-from odyssey.messages import StepTimes
-from odyssey.plan import Plan
-from odyssey.schedule import program
-from odyssey.worker import Rank
+from odyssey.plan.plan import Plan
+from odyssey.plan.schedule import program
+from odyssey.plan.worker import Rank
+from odyssey.protocol.calls import ranks_alike
+from odyssey.protocol.messages import StepTimes
 from odyssey_cli.timeline.change import Stand
 from odyssey_cli.timeline.picture import (
     Choice,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from odyssey_cli.display import quantities
-from odyssey_cli.timeline.card import WIDTH, card, text
 from odyssey_cli.timeline.legend import REROUTED, has_rerouted, kinds_in, tick_label, ticks
-from odyssey_cli.timeline.picture import COMPUTATIONS, Bar, Kind, Panel, Picture, Row
+from odyssey_cli.timeline.picture import COMPUTATIONS, Bar, OpKind, Panel, Picture, WorkerRow
+from odyssey_cli.timeline.svg_frame import WIDTH, card, text
 
 _LEFT, _RIGHT = 128, 16
 """Beside the bars: labels, margin."""
@@ -20,13 +20,13 @@ _LETTER = 6.0
 _DIGIT = 5.2
 """About the width of a digit of 8.5 px, to know whether a number fits its bar."""
 
-_CLASSES: Mapping[Kind, str] = {
-    Kind.FORWARD: "f",
-    Kind.BACKWARD: "b",
-    Kind.INPUT_GRADIENT: "i",
-    Kind.WEIGHT_GRADIENT: "w",
-    Kind.REDUCTION: "g",
-    Kind.OPTIMIZER: "s",
+_CLASSES: Mapping[OpKind, str] = {
+    OpKind.FORWARD: "f",
+    OpKind.BACKWARD: "b",
+    OpKind.INPUT_GRADIENT: "i",
+    OpKind.WEIGHT_GRADIENT: "w",
+    OpKind.REDUCTION: "g",
+    OpKind.OPTIMIZER: "s",
 }
 _STYLE = """
 .n text { font-size: 8.5px; text-anchor: middle }
@@ -93,7 +93,7 @@ def _end(step_s: float, name: str, top: float, bottom: float, scale: float) -> s
     return f'<line class="{name}" x1="{x:.1f}" x2="{x:.1f}" y1="{top - 2:.1f}" y2="{bottom + 3:.1f}"/>'
 
 
-def _row(row: Row, y: float, step_s: float, scale: float) -> str:
+def _row(row: WorkerRow, y: float, step_s: float, scale: float) -> str:
     label = text(16, _BAR - 3, row.place, "gone" if row.lost else "dim")
     label += text(_LEFT - 6, _BAR - 3, str(row.rank), "label gone" if row.lost else "label")
     width = step_s * scale
@@ -107,7 +107,7 @@ def _row(row: Row, y: float, step_s: float, scale: float) -> str:
     return f'<g class="row" transform="translate(0 {y:.1f})">{content}</g>'
 
 
-def _bars(row: Row, scale: float) -> Iterator[str]:
+def _bars(row: WorkerRow, scale: float) -> Iterator[str]:
     """Reductions as a thin line below, since they run beside computations; numbers above all."""
     numbers = []
     for bar in row.bars:
@@ -115,7 +115,7 @@ def _bars(row: Row, scale: float) -> Iterator[str]:
         if bar.kind not in _CLASSES or width <= 0:
             continue
         x, shown = _LEFT + bar.start_s * scale, width - min(0.8, width / 5)  # a slit between bars
-        if bar.kind is Kind.REDUCTION:
+        if bar.kind is OpKind.REDUCTION:
             yield f'<rect class="g" x="{x:.1f}" y="{_BAR - 2.5}" width="{width:.1f}" height="2.5"/>'
             continue
         yield f'<rect class="{_class(bar)}" x="{x:.1f}" y="0" width="{shown:.2f}" height="{_BAR}"/>'

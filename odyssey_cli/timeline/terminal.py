@@ -13,32 +13,32 @@ from rich.text import Text
 from odyssey_cli.display import quantities
 from odyssey_cli.display.page import page
 from odyssey_cli.timeline.legend import REROUTED, has_rerouted, kinds_in, tick_label, ticks
-from odyssey_cli.timeline.picture import Bar, Kind, Panel, Picture, Row
+from odyssey_cli.timeline.picture import Bar, OpKind, Panel, Picture, WorkerRow
 
 LEAST_WIDTH = 60
-_SIGNS: Mapping[Kind, tuple[str, str]] = {
-    Kind.FORWARD: ("░", "-"),
-    Kind.BACKWARD: ("█", "="),
-    Kind.INPUT_GRADIENT: ("▓", "#"),
-    Kind.WEIGHT_GRADIENT: ("▒", "+"),
-    Kind.REDUCTION: ("≈", "~"),
-    Kind.OPTIMIZER: ("◆", "@"),
+_SIGNS: Mapping[OpKind, tuple[str, str]] = {
+    OpKind.FORWARD: ("░", "-"),
+    OpKind.BACKWARD: ("█", "="),
+    OpKind.INPUT_GRADIENT: ("▓", "#"),
+    OpKind.WEIGHT_GRADIENT: ("▒", "+"),
+    OpKind.REDUCTION: ("≈", "~"),
+    OpKind.OPTIMIZER: ("◆", "@"),
 }
 """In Unicode, in ASCII."""
 _IDLE = ("·", ".")
-_REROUTED: Mapping[Kind, str] = {
-    Kind.FORWARD: "F",
-    Kind.BACKWARD: "B",
-    Kind.INPUT_GRADIENT: "I",
-    Kind.WEIGHT_GRADIENT: "W",
+_REROUTED: Mapping[OpKind, str] = {
+    OpKind.FORWARD: "F",
+    OpKind.BACKWARD: "B",
+    OpKind.INPUT_GRADIENT: "I",
+    OpKind.WEIGHT_GRADIENT: "W",
 }
-_STYLES: Mapping[Kind, str] = {
-    Kind.FORWARD: "blue",
-    Kind.BACKWARD: "yellow",
-    Kind.INPUT_GRADIENT: "yellow",
-    Kind.WEIGHT_GRADIENT: "green",
-    Kind.REDUCTION: "magenta",
-    Kind.OPTIMIZER: "magenta",
+_STYLES: Mapping[OpKind, str] = {
+    OpKind.FORWARD: "blue",
+    OpKind.BACKWARD: "yellow",
+    OpKind.INPUT_GRADIENT: "yellow",
+    OpKind.WEIGHT_GRADIENT: "green",
+    OpKind.REDUCTION: "magenta",
+    OpKind.OPTIMIZER: "magenta",
 }
 _REROUTED_STYLE = "bold red"
 _N_TICKS = 6
@@ -82,7 +82,7 @@ class _Labels:
         self.head = f"{'stage':>{self._place}} {'rank':>{self._rank}}"
         self.width = len(self.head) + 1
 
-    def of(self, row: Row) -> str:
+    def of(self, row: WorkerRow) -> str:
         return f"{row.place:>{self._place}} {row.rank:>{self._rank}}"
 
 
@@ -92,12 +92,12 @@ def _has_room_for_numbers(panel: Panel, per_s: float) -> bool:
     return 2 * n_with_room >= len(computations)
 
 
-def _moments(row: Row, n: int, per_s: float, numbered: bool, ascii_only: bool) -> Text:
+def _moments(row: WorkerRow, n: int, per_s: float, numbered: bool, ascii_only: bool) -> Text:
     """What a worker does in `n` characters, `per_s` a second."""
     if row.lost:
         return Text(f"{'x' if ascii_only else '✕'} {row.lost}", style="red")
     cells = [(_IDLE[ascii_only], "dim")] * n
-    drawn = sorted((bar for bar in row.bars if bar.kind in _SIGNS), key=lambda bar: bar.kind is not Kind.REDUCTION)
+    drawn = sorted((bar for bar in row.bars if bar.kind in _SIGNS), key=lambda bar: bar.kind is not OpKind.REDUCTION)
     for bar in drawn:
         first, stop = min(n, round(bar.start_s * per_s)), min(n, round(bar.end_s * per_s))
         cells[first:stop] = _cells(bar, stop - first, numbered, ascii_only)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from odyssey.codec import to_json
-from odyssey_cli.timeline.picture import Bar, Kind, Panel, Picture, Row
+from odyssey_cli.timeline.picture import Bar, OpKind, Panel, Picture, WorkerRow
 
 
 def encode(picture: Picture) -> bytes:
@@ -36,7 +36,7 @@ def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, 
     return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}
 
 
-def _name(row: Row) -> str:
+def _name(row: WorkerRow) -> str:
     if not row.place:
         return f"rank {row.rank}: {row.lost}"
     pipeline, _, stage = row.place.partition(".")
@@ -44,13 +44,13 @@ def _name(row: Row) -> str:
     return f"{name}: {row.lost}" if row.lost else name
 
 
-def _of_bar(pid: int, row: Row, bar: Bar) -> list[dict[str, Any]]:
+def _of_bar(pid: int, row: WorkerRow, bar: Bar) -> list[dict[str, Any]]:
     args: dict[str, Any] = {"op": bar.op}
     if bar.micro_batch is not None:
         args |= {"micro_batch": bar.micro_batch, "rerouted": bar.is_rerouted}
     name = f"{bar.kind} {bar.micro_batch}" if bar.micro_batch is not None else bar.kind.value
     event = {"name": name, "cat": bar.kind.value, "pid": pid, "tid": row.rank, "ts": bar.start_s * 1e6, "args": args}
-    if bar.kind is not Kind.REDUCTION:
+    if bar.kind is not OpKind.REDUCTION:
         return [{**event, "ph": "X", "dur": (bar.end_s - bar.start_s) * 1e6}]
     event["id2"] = {"local": f"{row.rank} {bar.op}"}
     return [{**event, "ph": "b"}, {**event, "ph": "e", "ts": bar.end_s * 1e6, "args": {}}]

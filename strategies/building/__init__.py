@@ -7,12 +7,12 @@ buckets.py      reductions of layers
 halves.py       the time of a pipeline with its backward in halves
 shapes.py       splits of layers over stages
 layouts.py      how many pipelines of which lengths
-whole.py        a plan in force whose micro-batches are not to be cut any more
+uncut.py        a plan in force whose micro-batches are not to be cut any more
 compose.py      from ranges of layers to a proved Plan
 moves.py        who sends which layer to whom, and in which order
-worth.py        what it is worth which worker gets which layers
+placement_score.py        what it is worth which worker gets which layers
 placement.py    who gets them
-draft.py        from a layout to a Plan
+layout_to_plan.py        from a layout to a Plan
 regrouping.py   layouts of all that are there, made of the plan in force
 routing.py      others do what a lost worker did
 taking_over.py  a neighbour does

@@ -1,10 +1,10 @@
-"""Reductions of gradients in buckets, as the engine's (odyssey/buckets.py), of layers whose workers are not chosen yet."""
+"""Reductions of gradients in buckets, as the engine's (odyssey/plan/buckets.py), of layers whose workers are not chosen yet."""
 
 from __future__ import annotations
 
 import math
 
-from odyssey.buckets import BUCKET_BYTES
+from odyssey.plan.buckets import BUCKET_BYTES
 from perfmodel.costs import Costs
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
 
-from odyssey.approximation import Approximation
-from odyssey.pipelines import NOTHING, Pipeline, Stage, blocks_of, span_layers
-from odyssey.plan import Keep, Plan, Reduction, Route, Schedule, StateFrom, keep_runs, move_runs
-from odyssey.plan_proof import prove
-from odyssey.worker import Worker
+from odyssey.plan.approximation import Approximation
+from odyssey.plan.pipelines import NOTHING, Pipeline, Stage, blocks_of, span_layers
+from odyssey.plan.plan import Keep, Plan, Reduction, Route, Schedule, StateFrom, keep_runs, move_runs
+from odyssey.plan.proof import prove
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 from strategies.building.effort import MANY_WORKERS
 from strategies.building.moves import moves

@@ -14,9 +14,9 @@ from functools import cached_property, lru_cache
 
 import msgspec
 
-from odyssey.pipelines import blocks_of
-from odyssey.plan import Compute, ComputeOrder, Plan
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import blocks_of
+from odyssey.plan.plan import Compute, ComputeOrder, Plan
+from odyssey.plan.worker import Worker
 from perfmodel.cells import joined
 from perfmodel.costs import Costs, has_halves
 from perfmodel.memory import Memory

@@ -13,9 +13,9 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
-from odyssey.pipelines import NOTHING
-from odyssey.plan import Move
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import NOTHING
+from odyssey.plan.plan import Move
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.moving import Resource, add, move_ends, occupied
 from strategies.building.effort import WORTH

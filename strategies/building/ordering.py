@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from odyssey import kernel
-from odyssey.pipelines import Stage
-from odyssey.plan import Compute, ComputeOrder, Plan
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Compute, ComputeOrder, Plan
+from odyssey.plan.worker import Worker
 from perfmodel.cells import joined
 from perfmodel.costs import Costs
 

@@ -6,7 +6,7 @@ The beginnings: the fewest bytes moved, pipelines that keep to hosts, and stages
 between survives the loss of a node. The best of them goes on by small steps, as many as the size of the job leaves time for:
 two workers change places, an idle one takes a place, a layer goes to the next stage.
 
-All of it by closed form (worth.py), in which nothing is simulated; the price then has the last word.
+All of it by closed form (placement_score.py), in which nothing is simulated; the price then has the last word.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise, permutations, product
 
-from odyssey.worker import Worker
+from odyssey.plan.worker import Worker
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import Slot, assign, fewest_bytes
 from strategies.building.effort import FEW_WORKERS, MANY_WORKERS
 from strategies.building.hosts import Hosts, pipelines_together, stages_together
-from strategies.building.worth import Kind, Pattern, Placed, Worth
+from strategies.building.placement_score import Kind, Pattern, Placed, PlacementScore
 from strategies.situation import NODE_PRICE
 
 MOST_WEIGHED, MOST_WEIGHED_AT_START = 32, 256
@@ -42,7 +42,7 @@ Place = tuple[int, int]
 """Pipeline and stage."""
 
 
-def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list[Placed]:
+def place(worth: PlacementScore, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list[Placed]:
     """The best placements found of pipelines with these layers, best first; more than one only for few workers, and only of a
     layout that might be the best of those that were placed so far. `slots`: of all stages, pipeline by pipeline."""
     n_workers = len(worth.host)
@@ -72,14 +72,14 @@ def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list
     return list(best.values())[: N_PRICED if few else 1]
 
 
-def _least(worth: Worth, rows: Rows, slots: Sequence[Slot]) -> Placed:
+def _least(worth: PlacementScore, rows: Rows, slots: Sequence[Slot]) -> Placed:
     """What moves the fewest bytes."""
     least = Placed(rows, _rows(rows, assign(worth.situation, slots, sorted(worth.host))))
     is_late = worth.situation.plan is not None
     return _regrouped(worth, least) if is_late and worth.rooms and len(worth.host) <= MANY_WORKERS else least
 
 
-def _beginnings(worth: Worth, rows: Rows, least: Placed) -> list[Placed]:
+def _beginnings(worth: PlacementScore, rows: Rows, least: Placed) -> list[Placed]:
     """That, and where pipelines and stages keep to hosts."""
     if not worth.rooms:
         return [least]
@@ -87,7 +87,7 @@ def _beginnings(worth: Worth, rows: Rows, least: Placed) -> list[Placed]:
     return [least, *(Placed(rows, _rows(rows, _on_hosts(worth, slots, hosts))) for hosts in _hosts(worth, least))]
 
 
-def _other_splits(worth: Worth, rows: Rows) -> Iterator[Rows]:
+def _other_splits(worth: PlacementScore, rows: Rows) -> Iterator[Rows]:
     """Other layers for the stages of pipelines, those of one length alike."""
     lengths = sorted({len(row) for row in rows})
     of_length = [worth.shapes.splits(length, N_SPLITS) for length in lengths]
@@ -105,7 +105,7 @@ def _rows(ranges: Sequence[Ranges], workers: Sequence[Worker]) -> tuple[tuple[Wo
 # -- beginnings --------------------------------------------------------------------------------------------------------
 
 
-def _regrouped(worth: Worth, placed: Placed) -> Placed:
+def _regrouped(worth: PlacementScore, placed: Placed) -> Placed:
     """Workers that hold the same change places so that pipelines keep to hosts: no more bytes move."""
     pools: dict[object, dict[int, list[Worker]]] = {}
     kinds = [
@@ -133,7 +133,7 @@ def _regrouped(worth: Worth, placed: Placed) -> Placed:
     return Placed(placed.ranges, tuple(map(tuple, result)))
 
 
-def _hosts(worth: Worth, least: Placed) -> list[Hosts]:
+def _hosts(worth: PlacementScore, least: Placed) -> list[Hosts]:
     """Hosts of all stages, where pipelines keep to them, and stages to one or a few. Of few hosts the stages begin on any."""
     lengths = [len(row) for row in least.ranges]
     kept = _kept(worth, least) if worth.situation.plan is not None else {}
@@ -146,7 +146,7 @@ def _hosts(worth: Worth, least: Placed) -> list[Hosts]:
     return found
 
 
-def _kept(worth: Worth, least: Placed) -> Mapping[tuple[int, int], float]:
+def _kept(worth: PlacementScore, least: Placed) -> Mapping[tuple[int, int], float]:
     """(pipeline, host) -> bytes that need not move where its workers are those that move fewest of all."""
     kept: Counter[tuple[int, int]] = Counter()
     for p, (ranges, workers) in enumerate(zip(least.ranges, least.workers, strict=True)):
@@ -155,7 +155,7 @@ def _kept(worth: Worth, least: Placed) -> Mapping[tuple[int, int], float]:
     return kept
 
 
-def _on_hosts(worth: Worth, slots: Sequence[Slot], hosts: Hosts) -> list[Worker]:
+def _on_hosts(worth: PlacementScore, slots: Sequence[Slot], hosts: Hosts) -> list[Worker]:
     """Workers for slots whose hosts are given: of each host those that move the fewest bytes."""
     of_host: dict[int, dict[int, Slot]] = {}
     for i, host in enumerate(host for row in hosts for host in row):
@@ -179,7 +179,7 @@ class _Swap:
     a: Place
     b: Place
 
-    def after(self, worth: Worth, placed: Placed) -> Placed:
+    def after(self, worth: PlacementScore, placed: Placed) -> Placed:
         (p, s), (q, t) = self.a, self.b
         rows = list(map(list, placed.workers))
         rows[p][s], rows[q][t] = rows[q][t], rows[p][s]
@@ -193,7 +193,7 @@ class _Idle:
     number: int
     at: Place
 
-    def after(self, worth: Worth, placed: Placed) -> Placed:
+    def after(self, worth: PlacementScore, placed: Placed) -> Placed:
         p, s = self.at
         busy = {worker for row in placed.workers for worker in row}
         idle = [worker for worker in worth.host if worker not in busy][self.number]
@@ -210,7 +210,7 @@ class _Shift:
     cuts: tuple[int, ...]
     n_layers: int
 
-    def after(self, worth: Worth, placed: Placed) -> Placed | None:
+    def after(self, worth: PlacementScore, placed: Placed) -> Placed | None:
         ranges = list(placed.ranges)
         for p in self.pipelines:
             cuts = [0, *(stop for _, stop in ranges[p])]
@@ -224,7 +224,7 @@ class _Shift:
         return Placed(tuple(ranges), placed.workers)
 
 
-def _step(worth: Worth, placed: Placed, n_steps: int, found: dict[Kind, Placed]) -> None:
+def _step(worth: PlacementScore, placed: Placed, n_steps: int, found: dict[Kind, Placed]) -> None:
     """Steps are tried in turn, and taken if they are worth it, until none is or so many new ones were `found`."""
     steps = list(_steps(worth, placed))
     i = since = 0
@@ -238,7 +238,7 @@ def _step(worth: Worth, placed: Placed, n_steps: int, found: dict[Kind, Placed])
                 placed, value, since = other, its, 0
 
 
-def _steps(worth: Worth, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:
+def _steps(worth: PlacementScore, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:
     """Layers that go on to the next stage, if workers are not many; then all others for few, else those that move a worker
     whose place costs something."""
     few = len(worth.host) <= FEW_WORKERS

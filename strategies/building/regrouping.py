@@ -4,7 +4,7 @@
 becomes a shorter one, borrows workers of longer ones, or merges with another (Oobleck), whatever is faster. *Additions*: who is
 left over makes pipelines longer, or new ones. *Renewals*: the best few of all layouts for this many workers.
 
-A layout is a Draft until its workers are chosen (draft.py).
+A layout is a Draft until its workers are chosen (layout_to_plan.py).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from odyssey.pipelines import Pipeline
-from odyssey.plan import Plan
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import Pipeline
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
 from perfmodel.costs import has_halves
 from strategies.building.closed_form import Ranges
-from strategies.building.draft import Draft, realise
 from strategies.building.effort import FEW_WORKERS, MANY_WORKERS, WORTH
+from strategies.building.layout_to_plan import Draft, realise
 from strategies.building.layouts import layouts, partitions
+from strategies.building.placement_score import PlacementScore
 from strategies.building.shapes import Shapes
-from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
 
 N_RENEWED, N_RENEWED_OF_FEW, N_RENEWED_OF_MANY = 6, 3, 2
@@ -53,7 +53,9 @@ def closed_s(shapes: Shapes, draft: Draft) -> float:
     return min(shapes.closed_s(whole), shapes.in_halves_s(whole))
 
 
-def regrouped(worth: Worth, strategy: str, plan: Plan, drafts: Sequence[Draft], slowest_s: float = math.inf) -> list[Proposal]:
+def regrouped(
+    worth: PlacementScore, strategy: str, plan: Plan, drafts: Sequence[Draft], slowest_s: float = math.inf
+) -> list[Proposal]:
     """Plans of these drafts and of renewed ones; of few workers of all, of more of those that are faster than the first draft
     by closed form, or that survive what no other one does. Of others none that takes longer than `slowest_s` by closed form."""
     situation, shapes = worth.situation, worth.shapes

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from odyssey.approximation import ApproximateCost, Approximation, LowRank, Without, without
 from odyssey.errors import PlanError
-from odyssey.pipelines import Stage, blocks_of, spans_of
-from odyssey.plan import Keep, Plan, Route, Schedule
-from odyssey.worker import Worker
+from odyssey.plan.approximation import ApproximateCost, Approximation, LowRank, Without, without
+from odyssey.plan.pipelines import Stage, blocks_of, spans_of
+from odyssey.plan.plan import Keep, Plan, Route, Schedule
+from odyssey.plan.worker import Worker
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs

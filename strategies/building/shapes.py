@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, repeat
 from typing import NamedTuple
 
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Plan
-from odyssey.worker import Worker, numbers_from
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker, numbers_from
 from perfmodel.cell_cost import ended
 from perfmodel.costs import Costs, has_halves
 from perfmodel.memory import most_message_bytes

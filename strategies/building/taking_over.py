@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from odyssey.pipelines import Stage
-from odyssey.plan import Plan
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
 from strategies.situation import Situation
 
 

@@ -16,8 +16,8 @@ from math import comb
 import msgspec
 
 from odyssey.errors import StateLost, UsageError
-from odyssey.plan import Plan
-from odyssey.worker import Rank, Worker, numbers_from
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Rank, Worker, numbers_from
 from perfmodel.profile import Profile
 from strategies.search import unchanged
 from strategies.search.ranking import best

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from odyssey.errors import PlanError
-from odyssey.plan_proof import prove
+from odyssey.plan.proof import prove
 from perfmodel.price import price_in_detail
 from strategies.building.compose import compose, n_micro_batches_of
 from strategies.situation import Candidate, Situation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from odyssey.errors import UsageError
-from odyssey.layout import parse_layout
+from odyssey.plan.layout import parse_layout
 from strategies.building.compose import n_micro_batches_of
 from strategies.situation import Situation
 

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 import strategies
 from odyssey.errors import OdysseyError
-from odyssey.plan import Keep, Plan, keep_runs, move_runs
-from odyssey.plan_proof import prove
+from odyssey.plan.plan import Keep, Plan, keep_runs, move_runs
+from odyssey.plan.proof import prove
 from strategies import Moment
 from strategies.building.compose import reductions
 from strategies.building.effort import n_made_into_others
 from strategies.building.moves import moves
 from strategies.search import unchanged
-from strategies.search.outlook import holders
+from strategies.search.next_loss import holders
 from strategies.situation import Candidate, Proposal, Protect, Situation
 from strategies.situation.faults import attempt
 

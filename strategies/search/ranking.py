@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from odyssey.plan import Plan
-from strategies.search.ties import are_as_good
+from odyssey.plan.plan import Plan
+from strategies.search.near_equal import are_as_good
 from strategies.situation import KEEP_PRICE, NODE_PRICE, Aim, Candidate, Objective, Protect
 
 

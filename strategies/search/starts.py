@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from odyssey.errors import UsageError
-from odyssey.layout import layout_text
+from odyssey.plan.layout import layout_text
 from strategies.building.compose import n_micro_batches_of
 from strategies.search.ranking import best
 from strategies.search.table import initial_plan

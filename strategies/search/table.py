@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 import strategies
 from odyssey.errors import OdysseyError, StateLost, UsageError
-from odyssey.layout import layout_text
-from odyssey.plan import Plan, Transition, move_runs
-from odyssey.plan_proof import prove
+from odyssey.plan.layout import layout_text
+from odyssey.plan.plan import Plan, Transition, move_runs
+from odyssey.plan.proof import prove
 from perfmodel.keeping import kept_s
 from perfmodel.moving import moves_s
 from perfmodel.objective import objective
@@ -27,15 +27,15 @@ from perfmodel.spread import spread_of
 from perfmodel.transition import while_training
 from strategies import Moment
 from strategies.building.moves import improved
-from strategies.building.whole import exact
+from strategies.building.uncut import exact
 from strategies.search import last_resort, unchanged
+from strategies.search.cut_micro_batches import with_cut_micro_batches
 from strategies.search.lengths import lengths_of
-from strategies.search.outlook import Ahead, Growing, closed_step_s, cost_s, holders, worth
+from strategies.search.near_equal import worth_spread
+from strategies.search.next_loss import Ahead, Growing, closed_step_s, cost_s, holders, worth
 from strategies.search.protected import protected
 from strategies.search.ranking import Order, best, with_reasons
-from strategies.search.split import split
-from strategies.search.ties import worth_spread
-from strategies.search.uneven import uneven
+from strategies.search.zero_bubble import in_halves
 from strategies.situation import Aim, Candidate, Objective, Outlook, Proposal, Protect, Situation
 from strategies.situation.faults import attempt, attempt_all
 
@@ -250,10 +250,10 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
 
     candidates = [priced(row) if isinstance(row, Proposal) else row for row in rows]
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
-    cut = attempt_all("uneven", lambda: uneven(situation, situation.costs, changes, priced))
+    cut = attempt_all("with_cut_micro_batches", lambda: with_cut_micro_batches(situation, situation.costs, changes, priced))
     candidates += cut
     changes += cut
-    candidates += attempt_all("split", lambda: split(situation, situation.costs, changes, priced))
+    candidates += attempt_all("in_halves", lambda: in_halves(situation, situation.costs, changes, priced))
     found = attempt("protected", lambda: protected(situation, candidates, priced))
     candidates = [*candidates, found] if isinstance(found, Candidate) else found
     step_of = cache(partial(closed_step_s, situation))

@@ -12,10 +12,10 @@ from functools import cached_property
 
 import msgspec
 
-from odyssey.approximation import LowRank
-from odyssey.needs import SumOver
-from odyssey.plan import Estimate, Plan
-from odyssey.worker import Worker
+from odyssey.plan.approximation import LowRank
+from odyssey.plan.needs import SumOver
+from odyssey.plan.plan import Estimate, Plan
+from odyssey.plan.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange

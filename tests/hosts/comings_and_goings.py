@@ -31,7 +31,7 @@ from launcher.joblog.events import (
     PlanChosen,
     RankStarted,
 )
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from tests import ROOT
 from tests.hosts.network import Hosts
 

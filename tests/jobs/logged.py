@@ -150,7 +150,7 @@ def main() -> None:
 
 def disturb(at: Callable[[str], None]) -> None:
     """Ends this rank where `at` says so."""
-    from odyssey.calls import N_CODE
+    from odyssey.protocol.calls import N_CODE
     from odyssey.runtime.agreed_numbers import untold
     from odyssey.runtime.session import Session
     from odyssey.runtime.transaction import N_DRAIN, N_VALUES

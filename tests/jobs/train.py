@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import odyssey
-from odyssey import buckets, needs
+from odyssey.plan import buckets, needs
 from odyssey.runtime import gradients, peer_memory
 from odyssey.runtime import layers as of_job
 from odyssey.runtime.engine import Engine

@@ -15,10 +15,12 @@ from launcher.cluster import questions, wire
 from launcher.joblog import events
 from launcher.joblog.events import Event, Note
 from launcher.planning import precompute
-from odyssey import codec, messages, plan
+from odyssey import codec
 from odyssey.codec import Json, Malformed, Packed
 from odyssey.errors import PlanError
-from odyssey.messages import Committed, Deframer, Result, frame
+from odyssey.plan import plan
+from odyssey.protocol import messages
+from odyssey.protocol.messages import Committed, Deframer, Result, frame
 from odyssey.zygote import protocol
 from perfmodel.profile import Profile
 from tests.examples import examples

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from odyssey.messages import Committed
 from odyssey.model import packing
+from odyssey.protocol.messages import Committed
 from perfmodel import memory
 from perfmodel.costs import Costs
 from tests import ROOT

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odyssey import plan as plans
 from odyssey.codec import Json, Malformed, Packed
-from odyssey.messages import Command, Deframer, Prepare, frame
-from odyssey.pipelines import MAX_STAGES, Block, Pipeline, Stage, blocks_of, pipelines_of
-from odyssey.plan import MAX_MOVES, Keep, Move, MoveRun, Plan, Reduction, keep_runs, move_runs
-from odyssey.plan_proof import prove
+from odyssey.plan import plan as plans
+from odyssey.plan.pipelines import MAX_STAGES, Block, Pipeline, Stage, blocks_of, pipelines_of
+from odyssey.plan.plan import MAX_MOVES, Keep, Move, MoveRun, Plan, Reduction, keep_runs, move_runs
+from odyssey.plan.proof import prove
+from odyssey.protocol.messages import Command, Deframer, Prepare, frame
 from strategies.building.compose import reductions
 from strategies.search import search
 from tests.planning import first_plan, profile, situation, without

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from odyssey.errors import JobError
 from odyssey.model.model import Model
 from odyssey.model.packing import digest, digest_bytes
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Plan, Reduction
-from odyssey.plan_proof import prove
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Plan, Reduction
+from odyssey.plan.proof import prove
 from odyssey.runtime.boundary import Expectation, describe, flatten
 from odyssey.runtime.data import MapStyle, Sampler, layer_seed
 from odyssey.runtime.prefetcher import Prefetcher

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from odyssey.errors import UsageError
-from odyssey.layout import parse_layout
+from odyssey.plan.layout import parse_layout
 from odyssey_cli.__main__ import main
 from odyssey_cli.command_line import values
 

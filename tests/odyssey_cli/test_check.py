@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from torch.distributed import TCPStore
 
 from launcher.host.fitness import child
+from launcher.host.fitness.findings import Device, HostReport, Versions
 from launcher.host.fitness.judgement import Finding, Level, bad_hosts
 from launcher.host.fitness.judgement import judge as judge_hosts
-from launcher.host.fitness.report import Device, HostReport, Versions
 from odyssey_cli.check import probe
 from odyssey_cli.check.judgement import judge
 from odyssey_cli.check.report import Clock, Link, Seen

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.agent.drills import parse as parse_drill
-from launcher.coordinator.replay import replay
+from launcher.coordinator.decided_again import replay
 from launcher.joblog.events import (
     Body,
     Cause,
@@ -25,11 +25,11 @@ from launcher.joblog.events import (
     RankStarted,
     SlotsReturned,
 )
-from odyssey.messages import Committed, Finished, Hello, Result
-from odyssey.plan import Estimate, StateFrom, Transition
+from odyssey.plan.plan import Estimate, StateFrom, Transition
+from odyssey.protocol.messages import Committed, Finished, Hello, Result
+from odyssey_cli.rehearsal.comparison import generations
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from odyssey_cli.rehearsal.rehearse import came_too_late, changes_of, losses
-from odyssey_cli.rehearsal.report import generations
 from odyssey_cli.replay.traces import parse
 from perfmodel.catalog import load_job
 from perfmodel.costs import Costs

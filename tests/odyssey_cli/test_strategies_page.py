@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 import strategies
-from odyssey.plan_proof import prove
+from odyssey.plan.proof import prove
 from odyssey_cli.__main__ import main
 from odyssey_cli.command_line.options import Command
 from odyssey_cli.command_line.request import read

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from odyssey.plan import Compute, ComputeOrder, Plan, Schedule
-from odyssey.schedule import Receive, Reduce, Send, program
+from odyssey.plan.plan import Compute, ComputeOrder, Plan, Schedule
+from odyssey.plan.schedule import Receive, Reduce, Send, program
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate
 from tests.examples import examples
-from tests.odyssey.test_schedule import added_from, plain, plans
+from tests.odyssey.plan.test_schedule import added_from, plain, plans
 from tests.planning import first_plan, layer, order_of, profile
 
 MB = 2**20

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
-from odyssey.plan import Estimate, Plan, Schedule, Transition
-from odyssey.schedule import program
+from odyssey.plan.plan import Estimate, Plan, Schedule, Transition
+from odyssey.plan.schedule import program
 from perfmodel.costs import Costs
 from perfmodel.memory import peaks
 from perfmodel.objective import objective
@@ -18,9 +18,9 @@ from perfmodel.profile import Link, Recovery
 from perfmodel.timeline import simulate
 from perfmodel.transition import group_members, transition
 from tests.examples import examples
-from tests.odyssey.test_schedule import plans
+from tests.odyssey.plan.test_schedule import plans
 from tests.planning import break_even, first_plan, layer, order_of, profile
-from tests.strategies.test_split import plans as split_plans
+from tests.strategies.test_zero_bubble import plans as split_plans
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 

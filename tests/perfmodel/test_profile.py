@@ -9,10 +9,10 @@ import pytest
 
 from launcher.joblog.events import GenerationStarted
 from odyssey.errors import ProfileError
-from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime, Trial
-from odyssey.pipelines import Stage
-from odyssey.plan import Move, move_runs
-from odyssey.trial import trial_plan
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Move, move_runs
+from odyssey.protocol.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime, Trial
+from odyssey.protocol.trial import trial_plan
 from perfmodel.catalog import load
 from perfmodel.costs import Costs
 from perfmodel.merge import MOVE_BYTE_S, OP_OVERHEAD_S, check_model, merge

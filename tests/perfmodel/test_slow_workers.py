@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from odyssey.messages import OpTime
-from odyssey.plan import Compute, Plan
-from odyssey.schedule import Receive, Send, program
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import Receive, Send, program
+from odyssey.protocol.messages import OpTime
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from perfmodel.refine import expected_s, refresh, rescale
 from perfmodel.timeline import simulate
 from tests.examples import examples
-from tests.odyssey.test_schedule import plans
+from tests.odyssey.plan.test_schedule import plans
 from tests.planning import first_plan, layer, profile
 
 FACTORS = st.sampled_from([1.0, 1.2, 2.0, 3.7])

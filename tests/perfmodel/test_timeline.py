@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
-from odyssey.plan import Compute, Plan, Schedule
-from odyssey.schedule import Receive, Send, program
+from odyssey.plan.plan import Compute, Plan, Schedule
+from odyssey.plan.schedule import Receive, Send, program
 from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate
 from tests.examples import examples
-from tests.odyssey.test_schedule import plain, plans
+from tests.odyssey.plan.test_schedule import plain, plans
 from tests.planning import FREE, first_plan, layer, order_of, profile
 
 TURN = 3.0

@@ -24,7 +24,7 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.options import Rendezvous, RunOptions
 from launcher.planning.live_profile import LiveProfile
 from odyssey.errors import OdysseyError
-from odyssey.messages import ModelSpec
+from odyssey.protocol.messages import ModelSpec
 from perfmodel.profile import Profile
 from strategies.situation import Aim, Protect
 from tests.soak.case import FORWARDED, Agents, Case, logs_of

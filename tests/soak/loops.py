@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from launcher.agent.start import run as run_agent
-from launcher.coordinator.replay import replay
+from launcher.coordinator.decided_again import replay
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, RankLost, RankStarted, Restarting
 from launcher.options import OnLoss, RunOptions
-from odyssey.messages import Committed
+from odyssey.protocol.messages import Committed
 from tests import ROOT
 
 VARIANTS = {

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from odyssey.runtime import gradients, measure
+from odyssey.profiling import measure
+from odyssey.runtime import gradients
 from tests.soak.case import PointFault, Slow
 from tests.streams import Stream
 

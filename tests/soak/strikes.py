@@ -38,8 +38,8 @@ from launcher.joblog.events import (
     RankLost,
     RankStarted,
 )
-from odyssey.messages import Committed, Finished, Hello, Paused, Ready
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
+from odyssey.protocol.messages import Committed, Finished, Hello, Paused, Ready
 from tests.soak import strangers
 from tests.soak.case import SLOW_RANK, Case, Fault
 

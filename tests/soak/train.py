@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 import odyssey
-from odyssey import buckets
+from odyssey.plan import buckets
 from odyssey.runtime import layers as of_job
 from tests import reference
 from tests.soak import recipe

@@ -31,8 +31,8 @@ from launcher.joblog.events import (
     RankStarted,
     UnitFinal,
 )
-from odyssey.messages import Committed, Hello, Paused, Ready, Result
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
+from odyssey.protocol.messages import Committed, Hello, Paused, Ready, Result
 from odyssey_cli.replay import recorded
 from tests import reference
 from tests.soak import recipe

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from odyssey.errors import StateLost, UsageError
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from perfmodel import catalog
 from perfmodel.objective import useful_rate
 from perfmodel.profile import Link, Profile
@@ -20,7 +20,7 @@ from perfmodel.reliability import ExpectedChange
 from strategies.building.layouts import layouts, quick_best_s
 from strategies.building.shapes import shapes_of
 from strategies.search import best, initial_plan, search
-from strategies.search.outlook import NODE_SHARE, closed_step_s
+from strategies.search.next_loss import NODE_SHARE, closed_step_s
 from strategies.situation import Aim, Candidate, Objective, Protect
 from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, unsplit, without

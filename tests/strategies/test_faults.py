@@ -14,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 import strategies.search.table as tables
-from launcher.coordinator.replay import replay
+from launcher.coordinator.decided_again import replay
 from launcher.joblog.events import Note, Proposed
 from launcher.joblog.reader import events
 from launcher.options import RunOptions
 from launcher.planning.planner import Planner
 from launcher.planning.precompute import Ask, Work, decode_candidates
-from odyssey.plan import Plan
-from odyssey.plan_proof import prove
+from odyssey.plan.plan import Plan
+from odyssey.plan.proof import prove
 from odyssey_cli.__main__ import main
 from perfmodel.profile import write
 from strategies import Moment, names
@@ -150,7 +150,7 @@ def test_what_a_strategy_asks_to_keep_costs_its_row_where_it_is_wrong(
     drop_in: Callable[[str], Path], statement: str, said: str
 ) -> None:
     drop_in(
-        faulty(f"from odyssey.plan import Keep; from odyssey.worker import Worker; {statement}").replace(
+        faulty(f"from odyssey.plan.plan import Keep; from odyssey.plan.worker import Worker; {statement}").replace(
             "def propose(situation: Situation)", "def protect(situation: Situation, plan)"
         )
     )
@@ -166,7 +166,7 @@ def test_a_start_with_another_layout_than_was_asked_for_is_no_plan(drop_in: Call
     drop_in(
         faulty(f"return [Proposal(NAME, {compose}, '')]")
         .replace("def propose", "def start")
-        .replace("from strategies.situation", "from odyssey.pipelines import Stage\nfrom strategies.situation")
+        .replace("from strategies.situation", "from odyssey.plan.pipelines import Stage\nfrom strategies.situation")
     )
     now = situation(job_events.profile(), None, range(4))
 

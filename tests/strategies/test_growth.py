@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from odyssey.errors import StateLost
-from odyssey.pipelines import Stage
-from odyssey.plan import Plan, Transition
-from odyssey.plan_proof import prove
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Plan, Transition
+from odyssey.plan.proof import prove
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile, Recovery
 from strategies.building.compose import compose

@@ -9,18 +9,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
-from odyssey.layout import parse_layout
+from odyssey.plan.layout import parse_layout
 from perfmodel import catalog
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.building import compose
 from strategies.building.closed_form import Shape, distribute, slowest_s
 from strategies.building.compose import assign
-from strategies.building.draft import realise
+from strategies.building.layout_to_plan import realise
 from strategies.building.layouts import layouts
 from strategies.building.moves import moves
+from strategies.building.placement_score import PlacementScore
 from strategies.building.shapes import Shapes
-from strategies.building.worth import Worth
 from strategies.search import initial_plan, search
 from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, without
@@ -159,7 +159,7 @@ def exhaustive_step_s(of: Profile, n_workers: int, n_micro_batches: int) -> floa
             chosen = [shapes.of(k) for k in lengths]
             known = [shape for shape in chosen if shape is not None]
             if len(known) == len(lengths) <= n_micro_batches:
-                proposal = realise(Worth(start, shapes), "test", [(s.ranges, [None] * len(s.ranges)) for s in known])
+                proposal = realise(PlacementScore(start, shapes), "test", [(s.ranges, [None] * len(s.ranges)) for s in known])
                 assert proposal.plan is not None
                 steps.append(price(proposal.plan, of, seconds_to_change=1e9).step_s)
     return min(steps)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odyssey.pipelines import span_layers
-from odyssey.plan import Move
+from odyssey.plan.pipelines import span_layers
+from odyssey.plan.plan import Move
 from perfmodel.costs import Costs
 from perfmodel.moving import busiest_s, move_ends, moved_bytes, moves_s
 from perfmodel.profile import Link, Profile, Recovery

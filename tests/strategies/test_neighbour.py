@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from odyssey.approximation import ApproximateCost, Approximation, LowRank, Without, without
 from odyssey.errors import PlanError
-from odyssey.plan import Plan, decode, encode
-from odyssey.plan_proof import prove
-from odyssey.renaming import renamed
-from odyssey.schedule import program
+from odyssey.plan.approximation import ApproximateCost, Approximation, LowRank, Without, without
+from odyssey.plan.plan import Plan, decode, encode
+from odyssey.plan.proof import prove
+from odyssey.plan.renaming import renamed
+from odyssey.plan.schedule import program
 from perfmodel import catalog
 from perfmodel.price import price
 from perfmodel.profile import Profile

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from benchmarks.optimality import Everything
 from benchmarks.plan_cases import found_by_search, small_job, worth
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from perfmodel import catalog
 from perfmodel.profile import Link, Profile
 from strategies.building.closed_form import bottleneck_s
 from strategies.building.hosts import pipelines_together, stages_together
+from strategies.building.placement_score import Placed, PlacementScore
 from strategies.building.shapes import shapes_of
-from strategies.building.worth import Placed, Worth
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Objective
 from tests.planning import first_plan, layer, profile, situation, unsplit, without
@@ -114,7 +114,7 @@ def test_stages_are_on_two_of_eight_nodes_where_that_costs_less_than_one_and_tha
     start = situation(of, None, range(64))
     plan = chosen(of, "8x8", 64, Aim())
     assert {len(nodes_of(plan, layer, 8)) for layer in range(plan.n_layers)} == {2}
-    worth_of = Worth(start, shapes_of(of, global_batch))
+    worth_of = PlacementScore(start, shapes_of(of, global_batch))
     lengths, rooms = [8] * 8, worth_of.rooms
     values = []
     for rows in (stages_together(lengths, rooms), stages_together(lengths, rooms, 2), pipelines_together(lengths, rooms)):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from odyssey.pipelines import Stage
-from odyssey.plan import Plan
-from odyssey.plan_proof import prove
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Plan
+from odyssey.plan.proof import prove
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.building.compose import compose

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from odyssey.errors import StateLost
-from odyssey.plan import Plan
-from odyssey.plan_proof import prove
+from odyssey.plan.plan import Plan
+from odyssey.plan.proof import prove
 from perfmodel import catalog
 from perfmodel.profile import Profile
 from strategies.search import best, initial_plan, search

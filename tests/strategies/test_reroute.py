@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odyssey.pipelines import Stage
-from odyssey.plan import Compute, Plan
-from odyssey.plan_proof import prove
-from odyssey.schedule import dependency_order, program
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.proof import prove
+from odyssey.plan.schedule import dependency_order, program
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate

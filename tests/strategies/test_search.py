@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import strategies
 from odyssey.errors import StateLost, UsageError
-from odyssey.plan import StateFrom
-from odyssey.plan_proof import prove
-from odyssey.schedule import dependency_order, program
+from odyssey.plan.plan import StateFrom
+from odyssey.plan.proof import prove
+from odyssey.plan.schedule import dependency_order, program
 from perfmodel.profile import Link, Profile, Recovery
 from perfmodel.reliability import ExpectedChange
 from strategies.search import answer, best, initial_plan, rescore, search

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from launcher.coordinator.actions import Propose
 from launcher.planning.situations import proposed
 from odyssey.errors import UsageError
-from odyssey.plan import Plan
-from odyssey.plan_proof import prove
+from odyssey.plan.plan import Plan
+from odyssey.plan.proof import prove
 from perfmodel.reliability import ExpectedChange
 from strategies.search import answer, best, initial_plan
 from strategies.situation import Aim, Situation

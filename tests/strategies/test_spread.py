@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from launcher.joblog.events import Event, GenerationStarted, Proposed, decode, encode
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
-from odyssey.plan import Estimate, Plan, Transition
+from odyssey.plan.plan import Estimate, Plan, Transition
 from perfmodel import spread as spreads
 from perfmodel.profile import Errors, Link, Profile, Recovery, read, scaled, write
 from perfmodel.reliability import ExpectedChange
 from strategies.search import initial_plan, rescore, search
-from strategies.search.outlook import outlooks
+from strategies.search.next_loss import with_next_losses
 from strategies.search.ranking import Order
 from strategies.situation import NODE_PRICE, Aim, Candidate, NextLoss, Objective, Outlook, Situation
 from tests import job_events
@@ -203,7 +203,7 @@ def test_steps_after_the_next_loss_are_a_plans_own_if_they_are_longer_where_its_
     for row in rows:
         assert row.estimate is not None
         slower = replace(row, estimate=replace(row.estimate, step_s=1.0001 * row.estimate.step_s))
-        losses, later = (outlooks(state, [of])[0].outlook for of in (row, slower))
+        losses, later = (with_next_losses(state, [of])[0].outlook for of in (row, slower))
         assert losses is not None and later is not None
         known = [
             (loss, then) for loss, then in zip(losses.next_losses, later.next_losses, strict=True) if loss.step_s is not None

@@ -16,7 +16,7 @@ from itertools import pairwise
 GIVEN = "ODYSSEY_TESTS_ZYGOTE"
 """The socket and the pid of the template that an agent has been given."""
 IMPORTS = (
-    ("torch", "torch.distributed", "odyssey.link", "odyssey.zygote.entry"),
+    ("torch", "torch.distributed", "odyssey.protocol.link", "odyssey.zygote.entry"),
     ("torch._dynamo",),
     ("odyssey.job",),
 )

@@ -14,7 +14,7 @@ from launcher.host.proc import Vitals
 from launcher.joblog.events import Cause, Event
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.ranks import Processes
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 
 class Home(Protocol):

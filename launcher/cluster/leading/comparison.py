@@ -8,8 +8,8 @@ are, and who else comes waits for that.
 from __future__ import annotations
 
 from launcher.cluster.wire import Join
+from launcher.host.fitness.findings import HostReport
 from launcher.host.fitness.judgement import Finding, Level, bad_hosts, judge, labels
-from launcher.host.fitness.report import HostReport
 
 NOT_YET = "all hosts are compared first"
 NO_REPORT = "it was not checked: give --check to all agents"

@@ -16,7 +16,7 @@ from launcher.health.stacks import Stack
 from launcher.health.stalls import Sample
 from launcher.processes.own_ranks import OwnRanks
 from launcher.processes.rank_process import RankProcess
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
 
 Found = TypeVar("Found")
 Done = Callable[[dict[Rank, Found]], None]

@@ -17,15 +17,15 @@ from launcher.cluster.leading.remote_agent import RemoteAgent
 from launcher.cluster.leading.roster import Roster
 from launcher.cluster.leading.sessions import Sessions
 from launcher.cluster.led.leader_search import MAX_ELSEWHERE
-from launcher.cluster.links.dial import Address
+from launcher.cluster.links.connect import Address
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
-from launcher.cluster.reception import Reception
+from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, LedBy, Others, WaitForPlace
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop, Timer
+from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import AgentInfo
-from launcher.joblog.news import News
 from launcher.processes.store import StoreAddress
 
 PROCESSES_APART = 1 << 24
@@ -62,7 +62,7 @@ class Leader:
         store: StoreAddress,
         log: str,
         detect_s: float,
-        news: News,
+        sink: EventSink,
         *,
         joined: Callable[[AgentInfo], None],
         lost: Callable[[AgentInfo, str], None],
@@ -74,7 +74,7 @@ class Leader:
         self._loop = loop
         self._roster = roster
         self._welcome = number, store, run_id, log
-        self._news = news
+        self._sink = sink
         self._joined = joined
         self._lost = lost
         self._stopped = stopped
@@ -92,9 +92,9 @@ class Leader:
         self._over: JobIsOver | LedBy | None = None
         """To all that are or come here: nobody is taken in any more."""
 
-    def open(self, reception: Reception) -> None:
+    def open(self, listener: Listener) -> None:
         """Take other agents."""
-        self._sessions.open(reception)
+        self._sessions.open(listener)
 
     @property
     def number(self) -> int:
@@ -138,21 +138,21 @@ class Leader:
             return
         session.send(answer)
         if isinstance(answer, WaitForPlace):
-            self._news.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
+            self._sink.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
             self._waiting[session] = join
             self._offer_later(join)
             session.handle(lambda message: None, lambda why: self._give_up(session))
             self._tell_waiting()
             self._waits()
         else:
-            self._news.say(f"refused an agent of {join.host} (process {join.pid}): {answer.what}")
+            self._sink.say(f"refused an agent of {join.host} (process {join.pid}): {answer.what}")
 
     def _take_in(self, session: Session, words: Join | Attach, info: AgentInfo) -> RemoteAgent:
         def lost(info: AgentInfo, why: str) -> None:
             self._sessions.forget(words.session)
             self._is_lost(info, why)
 
-        agent = RemoteAgent(info, session, self._numbers, self._news, lost=lost, stopped=self._stopped)
+        agent = RemoteAgent(info, session, self._numbers, self._sink, lost=lost, stopped=self._stopped)
         self.agents[info.number] = agent
         agent.welcome(*self._welcome)
         self._tell_waiting()
@@ -199,7 +199,7 @@ class Leader:
         absent = [*its.absent, *its.awaited.values()]
         for info in absent:
             session = Session(self._loop, self._sessions.heart, FromMember, 1.0, lambda why: None)
-            agent = RemoteAgent(info, session, self._numbers, self._news, lost=self._is_lost, stopped=self._stopped)
+            agent = RemoteAgent(info, session, self._numbers, self._sink, lost=self._is_lost, stopped=self._stopped)
             agent.is_gone = True
             self.agents[info.number] = agent
         its.done()
@@ -257,7 +257,7 @@ class Leader:
             answer = self._roster.join(join, self._loop.clock())
             if isinstance(answer, WaitForPlace):
                 waiting.send(answer)
-                self._news.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
+                self._sink.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
 
     def _give_up(self, waiting: Session) -> None:
         join = self._waiting.pop(waiting)
@@ -301,7 +301,7 @@ class Leader:
         for waiting in list(self._waiting):
             self._give_up(waiting)
         for agent in self._here():
-            self._news.say(f"agent {agent.info.number} ({agent.info.host}) does not end, and is left alone")
+            self._sink.say(f"agent {agent.info.number} ({agent.info.host}) does not end, and is left alone")
             agent.end("it did not end")
 
     @property

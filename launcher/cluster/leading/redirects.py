@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links import addresses
-from launcher.cluster.links.dial import Address
+from launcher.cluster.links.connect import Address
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import say_once
-from launcher.cluster.reception import Reception
+from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Join, LedBy, StillLives, WhichJob
 from odyssey.errors import OdysseyError
-from odyssey.messages import packed
+from odyssey.protocol.messages import packed
 
 
 class LedElsewhere(OdysseyError):
@@ -29,7 +29,7 @@ class LedElsewhere(OdysseyError):
         self.was_in = was_in
 
 
-def send_on(reception: Reception, run_id: str, leader: Callable[[], Address | None]) -> None:
+def send_on(listener: Listener, run_id: str, leader: Callable[[], Address | None]) -> None:
     """Say to who comes to this agent where the one that leads, `leader()`, is reached; None where nobody does."""
 
     def came(link: Link, words: Join) -> None:
@@ -42,11 +42,11 @@ def send_on(reception: Reception, run_id: str, leader: Callable[[], Address | No
             say_once(link, LedBy(run_id, at.host, at.port))
         link.close()
 
-    reception.give(Join, came)
+    listener.give(Join, came)
 
 
 def give_way(
-    reception: Reception,
+    listener: Listener,
     roster: Roster,
     leader: Leader,
     job: Callable[[], WhichJob | None],
@@ -67,7 +67,7 @@ def give_way(
             if words.job < ours:
                 is_younger(Address(words.host, words.port))
             else:
-                link.send(packed(LedBy(words.run_id, link.addresses[0], reception.port, ours)))
+                link.send(packed(LedBy(words.run_id, link.addresses[0], listener.port, ours)))
         link.close()
 
     def lives(link: Link, words: StillLives) -> None:
@@ -75,5 +75,5 @@ def give_way(
         if roster.is_of(words.run_id) and not roster.has_begun:
             waits()
 
-    reception.give(LedBy, told)
-    reception.give(StillLives, lives)
+    listener.give(LedBy, told)
+    listener.give(StillLives, lives)

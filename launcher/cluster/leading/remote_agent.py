@@ -45,12 +45,12 @@ from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Stack, cleaned
 from launcher.health.stalls import Sample
 from launcher.host.proc import Vitals
+from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import AgentInfo, Cause, NoticeGiven, RankExited, RankLost, RankStarted
-from launcher.joblog.news import News
 from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
-from odyssey.messages import is_of
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import is_of
 
 MAX_TOLD = 4096
 """Characters of what a member has to say to people."""
@@ -78,7 +78,7 @@ class RemoteAgent:
         info: AgentInfo,
         session: Session,
         numbers: Iterator[int],
-        news: News,
+        sink: EventSink,
         *,
         lost: Callable[[AgentInfo, str], None],
         stopped: Callable[[], None],
@@ -88,7 +88,7 @@ class RemoteAgent:
         self.info = info
         self._session = session
         self._numbers = numbers
-        self._news = news
+        self._sink = sink
         self._lost = lost
         self._stopped = stopped
         self.is_gone = False
@@ -159,7 +159,7 @@ class RemoteAgent:
                     self._heard_of(process, message)
             case Notice(text=text):
                 for line in self._notices.take(for_people(text, MAX_TOLD), self._session.heard.at):
-                    self._news.say(f"agent {self.info.number}: {line}")
+                    self._sink.say(f"agent {self.info.number}: {line}")
             case Samples(number=number, samples=samples):
                 self._answered(number, Samples, samples)
             case StacksRead(number=number, stacks=stacks):
@@ -167,7 +167,7 @@ class RemoteAgent:
             case WantsToLeave(reason=reason) if not self._leaves:
                 self._leaves = True
                 what = f"agent {self.info.number} ({self.info.host}) was {for_people(reason, MAX_TOLD)}"
-                self._news.event(NoticeGiven(tuple(sorted(self._ranks)), what, is_certain=True))
+                self._sink.event(NoticeGiven(tuple(sorted(self._ranks)), what, is_certain=True))
             case Leaving(reason=reason):
                 self.end(for_people(reason, MAX_TOLD))
 
@@ -175,7 +175,7 @@ class RemoteAgent:
         match message:
             case FromRank(report=report):
                 if self._ranks.get(process.rank) is process:
-                    self._news.report(process, report)
+                    self._sink.report(process, report)
             case Happened(event=event):
                 self._happened(process, event)
             case Stopped(is_stopped=is_stopped):
@@ -192,7 +192,7 @@ class RemoteAgent:
         if self._ranks.get(process.rank) is process:
             if isinstance(event, RankLost):
                 event = replace(event, slot_lost=event.slot_lost or process.slot_lost)
-            self._news.event(event)
+            self._sink.event(event)
 
     # -- what it is asked ----------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class RemoteAgent:
         self._session.send(KillRank(rank))
         _is_gone(process)
         if cause is not None:
-            self._news.event(RankLost(rank, cause, process.slot_lost))
+            self._sink.event(RankLost(rank, cause, process.slot_lost))
 
     def drill(self, rank: Rank, number: int) -> None:
         """A signal on purpose: what follows comes as if it had happened by itself."""

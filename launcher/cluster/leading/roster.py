@@ -11,7 +11,7 @@ import math
 from launcher.cluster.leading.comparison import Comparison
 from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.rank_assignment import in_order
-from launcher.host.fitness.report import HostReport
+from launcher.host.fitness.findings import HostReport
 from launcher.joblog.events import AgentInfo
 from launcher.options import Rendezvous, RunOptions
 

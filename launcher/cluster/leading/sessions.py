@@ -9,15 +9,15 @@ from collections.abc import Callable
 from functools import partial
 
 from launcher.cluster.leading.silence import Silence
-from launcher.cluster.links.dial import Address, Dial
+from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.heart import N_BEATS, Heart
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
-from launcher.cluster.reception import Reception
+from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Attach, Forgotten, FromMember, Join, Resume, Resumed, Unknown
 from launcher.host.loop import Loop
 from odyssey.codec import Malformed
-from odyssey.messages import packed
+from odyssey.protocol.messages import packed
 
 
 class Sessions:
@@ -47,16 +47,16 @@ class Sessions:
         """Those that are not over."""
         self._forgotten: set[bytes] = set()
         """Those that are."""
-        self._dials: dict[Session, Dial] = {}
+        self._connectors: dict[Session, Connector] = {}
         """To agents whose links were cut, to see whether they live."""
-        self._reception: Reception | None = None
+        self._listener: Listener | None = None
 
-    def open(self, reception: Reception) -> None:
+    def open(self, listener: Listener) -> None:
         """Take other agents from now on."""
-        self._reception = reception
-        reception.give(Join, self._begin)
-        reception.give(Attach, self._begin)
-        reception.give(Resume, self._resume)
+        self._listener = listener
+        listener.give(Join, self._begin)
+        listener.give(Attach, self._begin)
+        listener.give(Resume, self._resume)
 
     def _begin(self, link: Link, words: Join | Attach) -> None:
         """Raises Malformed."""
@@ -89,20 +89,20 @@ class Sessions:
 
     def _is_cut(self, address: Address, session: Session, why: str) -> None:
         """If its process is gone nobody listens there any more; else it comes back in time, or does not."""
-        assert self._reception is not None
+        assert self._listener is not None
 
         def answered(link: Link, _address: Address) -> None:
             link.close()
-            self._dials.pop(session)
+            self._connectors.pop(session)
 
         def failed(what: str, is_refused: bool) -> None:
-            self._dials.pop(session)
+            self._connectors.pop(session)
             if is_refused:
                 session.end(why)
 
-        if session not in self._dials:
-            key, port = self._reception.key, self._reception.endpoint_port
-            self._dials[session] = Dial(self._loop, [address], key, port, connected=answered, failed=failed)
+        if session not in self._connectors:
+            key, port = self._listener.key, self._listener.endpoint_port
+            self._connectors[session] = Connector(self._loop, [address], key, port, connected=answered, failed=failed)
 
     def forget(self, token: bytes) -> None:
         """It is over; who comes back to it is told so."""
@@ -116,5 +116,5 @@ class Sessions:
         self.heart.close()
         for session in self._by_token.values():
             session.close()
-        for dial in self._dials.values():
-            dial.close()
+        for connector in self._connectors.values():
+            connector.close()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from launcher.cluster.leading.quorum import TELL_EVERY_S
 from launcher.cluster.links.addresses import control_ports, is_ours, resolve
-from launcher.cluster.links.dial import Address, Dial
+from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.wording import seconds_text
@@ -90,7 +90,7 @@ class LeaderSearch:
         """Why it is not there yet, for people."""
         self._before: _Lost | None = None
         self._members: _Lost | None = None
-        self._dial: Dial | None = None
+        self._connector: Connector | None = None
         self._timers: list[Timer] = []
 
     @property
@@ -140,8 +140,8 @@ class LeaderSearch:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        if self._dial is not None:
-            self._dial.close()
+        if self._connector is not None:
+            self._connector.close()
 
     def _connect(self) -> None:
         if self._loop.clock() - self._began > self._patience_s:
@@ -163,17 +163,17 @@ class LeaderSearch:
                 self._trouble = why
                 otherwise()
 
-        self._dial = self._dial_to(lost.addresses, failed)
+        self._connector = self._dial_to(lost.addresses, failed)
 
     def _connect_anywhere(self) -> None:
         try:
-            self._dial = self._dial_to(self._places.in_turn(), self._failed)
+            self._connector = self._dial_to(self._places.in_turn(), self._failed)
         except UsageError as error:
             self.again(error.what)
 
-    def _dial_to(self, addresses: Sequence[Address], failed: Callable[[str, bool], None]) -> Dial:
+    def _dial_to(self, addresses: Sequence[Address], failed: Callable[[str, bool], None]) -> Connector:
         port = self._places.endpoint.port
-        return Dial(self._loop, addresses, self._key, port, connected=self._connected, failed=failed)
+        return Connector(self._loop, addresses, self._key, port, connected=self._connected, failed=failed)
 
     def _connected(self, link: Link, address: Address) -> None:
         self._places.answered(address, self._loop.clock())

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from launcher.cluster.links.dial import Address, Dial
+from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.heart import N_BEATS, Heart
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
@@ -33,7 +33,7 @@ from launcher.cluster.wire import (
 from launcher.host.loop import Loop, Timer
 from launcher.host.own_clock import OwnClock
 from odyssey.codec import Malformed, Packed
-from odyssey.messages import packed
+from odyssey.protocol.messages import packed
 
 HOLD_AT, REDIAL_AT = 0.8, 0.4
 """Of the time after which the leading agent takes a silent member for lost."""
@@ -85,7 +85,7 @@ class LeaderSession:
         self._session = Session(loop, self._heart, FromLeader, detect_s, self._is_cut)
         self._session.handle(received, lost)
         self._address = Address("", 0)
-        self._dial: Dial | None = None
+        self._connector: Connector | None = None
         self._watch: Timer | None = None
         self._is_held = False
         self._first: Attach | None = None
@@ -128,8 +128,8 @@ class LeaderSession:
         """Without a word to anybody."""
         if self._watch is not None:
             self._watch.cancel()
-        if self._dial is not None:
-            self._dial.close()
+        if self._connector is not None:
+            self._connector.close()
         self._session.close()
         self._heart.close()
 
@@ -154,13 +154,13 @@ class LeaderSession:
             self._redial()
 
     def _redial(self) -> None:
-        if self._dial is None and not self._session.is_over:
-            self._dial = Dial(
+        if self._connector is None and not self._session.is_over:
+            self._connector = Connector(
                 self._loop, [self._address], self._key, self._port, connected=self._ask, failed=self._cannot_connect
             )
 
     def _cannot_connect(self, why: str, is_refused: bool) -> None:
-        self._dial = None
+        self._connector = None
         if is_refused:  # its host lives, and it does not
             self._session.end(self._why or why)
 
@@ -169,7 +169,7 @@ class LeaderSession:
 
         def answered(body: bytes) -> None:
             limit.cancel()
-            self._dial = None
+            self._connector = None
             try:
                 answer: Answer = _answer.decode(body)
                 if isinstance(answer, Resumed):
@@ -188,7 +188,7 @@ class LeaderSession:
 
         def ended(why: str) -> None:
             limit.cancel()
-            self._dial = None
+            self._connector = None
 
         link.begin(answered, ended, MAX_FIRST_BYTES)
         link.send(packed(self._first or Resume(self.token, self._session.n_received)))

@@ -23,9 +23,9 @@ from launcher.cluster.led.leader_session import HOLD_DETECTS, LeaderSession
 from launcher.cluster.led.reported import Reported
 from launcher.cluster.led.successors import Successors
 from launcher.cluster.links import addresses
-from launcher.cluster.links.dial import Address
+from launcher.cluster.links.connect import Address
 from launcher.cluster.links.link import Link
-from launcher.cluster.reception import Reception
+from launcher.cluster.listener import Listener
 from launcher.cluster.wire import (
     Attach,
     DrillRank,
@@ -56,15 +56,15 @@ from launcher.cluster.wire import (
     WantsToLeave,
     Welcome,
 )
+from launcher.joblog.event_sink import Sender
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
-from launcher.joblog.news import Sender
 from launcher.options import Rendezvous
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
 from launcher.processes.store import StoreAddress
 from odyssey.errors import OdysseyError
-from odyssey.messages import Committed, Report, Stepped
+from odyssey.protocol.messages import Committed, Report, Stepped
 
 Watch = Callable[[Event], None]
 
@@ -89,7 +89,7 @@ class Member:
         if successors.was_in:
             self._search.look_for(elsewhere, self._nobody_is_left)
         self._address = addresses.local_address(options.local_addr) if options.local_addr else ""
-        self._reception: Reception | None = None
+        self._listener: Listener | None = None
         self._session: LeaderSession | None = None
         self._leader_at = Address("", 0)
         self.here = ""
@@ -164,8 +164,8 @@ class Member:
         """No connection is left."""
         self.give_up_role()
         self._successors.close()
-        if self._reception is not None:
-            self._reception.close()
+        if self._listener is not None:
+            self._listener.close()
 
     def give_up_role(self) -> None:
         """Nobody leads this agent any more."""
@@ -213,12 +213,12 @@ class Member:
     def _join(self, link: Link, address: Address) -> None:
         local, options = self._local, self._local.options
         self.here = here = self._address or link.addresses[0]
-        if self._reception is None:
+        if self._listener is None:
             where = here if addresses.is_loopback(here) else ""
             ports = addresses.control_ports(options.master_port)  # where newcomers may look for anybody of the job
-            listener = addresses.listen(where, address.family, [*ports, 0])
-            self._reception = Reception(local.loop, listener, self._key, options.master_port)
-            self._search.skip(self._reception.port)
+            server_socket = addresses.listen(where, address.family, [*ports, 0])
+            self._listener = Listener(local.loop, server_socket, self._key, options.master_port)
+            self._search.skip(self._listener.port)
         self._leader_at = address
         self._session = session = self._make_session()
         session.begin(
@@ -234,7 +234,7 @@ class Member:
                 options.role,
                 options.node_rank,
                 self._address,
-                self._reception.port,
+                self._listener.port,
                 local.report,
             ),
         )
@@ -327,7 +327,7 @@ class Member:
     def _is_welcome(self, welcome: Welcome) -> None:
         """By the first leading agent, or by another one that leads now."""
         self._search.end()
-        assert self._session is not None and self._reception is not None
+        assert self._session is not None and self._listener is not None
         environments = self._processes.environments
         environments.run_id = welcome.run_id
         host = welcome.master_addr or self._leader_at.host
@@ -336,7 +336,7 @@ class Member:
             self._session.is_welcome()
             self.say(f"joined the job led at {self._search.name_of(self._leader_at)} as its agent {welcome.number}")
             self._number = welcome.number
-            self._successors.welcomed(self._reception, welcome.number, welcome.leader, self._leader_at, welcome.log)
+            self._successors.welcomed(self._listener, welcome.number, welcome.leader, self._leader_at, welcome.log)
         else:
             self.say(f"agent {welcome.leader} leads from now on, at {self._leader_at}")
 
@@ -367,9 +367,9 @@ class Member:
 
     def _stop_listening(self) -> None:
         """Where nobody knows this agent: who looks for one that is lost would find it in that one's place."""
-        if self._reception is not None and not self._successors.is_known:
-            self._reception.close()
-            self._reception = None
+        if self._listener is not None and not self._successors.is_known:
+            self._listener.close()
+            self._listener = None
             self._search.skip(0)
 
     @property
@@ -406,10 +406,10 @@ class Member:
             self.say(f"the leading agent at {self.where} is silent: the ranks here stand still until it is known why")
             detect_s = self._local.options.detect_s
             why = f"nothing heard of it, or of another one, for {HOLD_DETECTS * detect_s:g} s"
-            assert self._reception is not None
+            assert self._listener is not None
             may_go_on = self._successors.can_follow(is_gone=False)
             self._held = Hold(
-                self._local.loop, self._local.options, self._reception, lambda: self._lost(why), may_go_on=may_go_on
+                self._local.loop, self._local.options, self._listener, lambda: self._lost(why), may_go_on=may_go_on
             )
         else:
             self.say(f"the leading agent at {self.where} is heard: the ranks go on")

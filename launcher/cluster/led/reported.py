@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from launcher.cluster.wire import FromRank, Held
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Diagnostics, RankExited, RankLost, RankStarted
-from odyssey.messages import Committed, Failed, Finished, Hello, Position, position_after
-from odyssey.worker import Rank
+from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Position, position_after
 
 MAX_OLD = 256
 """Units in the agents' log that are told again: idle ranks may not have heard of them."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from launcher.cluster.links.dial import Address
-from launcher.cluster.reception import Reception
-from odyssey.messages import Committed
+from launcher.cluster.links.connect import Address
+from launcher.cluster.listener import Listener
+from odyssey.protocol.messages import Committed
 
 
 class Successors(Protocol):
     """Who keeps this agent up to lead the job itself."""
 
-    def welcomed(self, reception: Reception, number: int, leader: int, address: Address, log: str) -> None:
+    def welcomed(self, listener: Listener, number: int, leader: int, address: Address, log: str) -> None:
         """This agent is in, and another one leads."""
 
     def passed(self, unit: Committed) -> bool:

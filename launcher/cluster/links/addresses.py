@@ -11,7 +11,7 @@ import errno
 import ipaddress
 import socket
 
-from launcher.cluster.links.dial import Address
+from launcher.cluster.links.connect import Address
 from odyssey.errors import UsageError
 
 N_CONTROL_PORTS = 8

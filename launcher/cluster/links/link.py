@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from launcher.cluster.links.handshake import SEAL_BYTES, Keys, seal
+from launcher.cluster.links.authentication import SEAL_BYTES, Keys, seal
 from launcher.host.loop import Loop
 from launcher.host.send_buffer import SendBuffer
 

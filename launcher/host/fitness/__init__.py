@@ -1,6 +1,6 @@
 """Whether a host is fit for a job: what it says of itself, and how hosts that should be alike compare.
 
-report.py    what is known of a host, bounded, as other hosts hear it
+findings.py    what is known of a host, bounded, as other hosts hear it
 measure.py   makes it, in a process that may import torch
 child.py     has it measured for an agent, which may not
 judgement.py what is wrong, from the reports of all hosts

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.host.fitness.report import HostReport, name
+from launcher.host.fitness.findings import HostReport, name
 from odyssey.codec import Malformed, Packed
 
 _reports = Packed(HostReport)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from launcher.host.fitness.report import Device, HostReport, Versions
+from launcher.host.fitness.findings import Device, HostReport, Versions
 
 SLOW = 0.7
 """Of the median speed of equal devices. Clocks and temperatures make up to a tenth; a device at less than this holds up all."""

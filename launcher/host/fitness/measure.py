@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.host import proc
-from launcher.host.fitness.report import MAX_DEVICES, Device, HostReport, Versions, name
+from launcher.host.fitness.findings import MAX_DEVICES, Device, HostReport, Versions, name
 from odyssey import control_group
 
 if TYPE_CHECKING:

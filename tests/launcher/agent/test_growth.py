@@ -36,7 +36,7 @@ from launcher.joblog.events import (
     RankStarted,
 )
 from launcher.options import RunOptions
-from odyssey.messages import Broken, Committed, Hello, Paused
+from odyssey.protocol.messages import Broken, Committed, Hello, Paused
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile
 from strategies.situation import Aim, Protect

@@ -10,10 +10,10 @@ import torch
 
 from launcher.joblog.events import GenerationStarted, PlanChosen
 from launcher.options import RunOptions
-from odyssey.approximation import LowRank
-from odyssey.messages import Paused
-from odyssey.plan import Plan
-from odyssey.rest import kept_layers, rest_of_step
+from odyssey.plan.approximation import LowRank
+from odyssey.plan.plan import Plan
+from odyssey.plan.rest import kept_layers, rest_of_step
+from odyssey.protocol.messages import Paused
 from strategies.situation import Aim, Protect
 from tests import approximate_reference, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left

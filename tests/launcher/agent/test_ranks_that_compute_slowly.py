@@ -11,8 +11,8 @@ import torch
 from launcher.health import slow_ranks
 from launcher.joblog.events import Draining, Event, PlanChosen, RankLost, RankSlowed
 from launcher.options import RunOptions
-from odyssey.messages import Committed
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
+from odyssey.protocol.messages import Committed
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 

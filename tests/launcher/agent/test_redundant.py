@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.joblog.events import PlanChosen, RankLost
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from strategies.situation import Aim, Protect
 from tests.agent_runs import Ran, nothing_left
 from tests.launcher.agent.test_kept_gradients import run

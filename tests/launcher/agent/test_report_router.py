@@ -18,11 +18,11 @@ from launcher.agent.report_router import ReportRouter
 from launcher.agent.units import Units
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status, World
+from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import Body, Event, UnitFinal
-from launcher.joblog.news import News
 from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
-from odyssey.messages import Command, Committed, Follow, Ready, Report, Result
+from odyssey.protocol.messages import Command, Committed, Follow, Ready, Report, Result
 from tests.fake_loop import FakeLoop
 from tests.launcher.coordinator.talk import make_plan
 
@@ -45,15 +45,24 @@ class Leading:
         self.sent: list[tuple[int, Command]] = []
         self.ready: list[Ready] = []
         self.explained: list[str] = []
-        news = News()
-        news.read_by(self)
+        sink = EventSink()
+        sink.read_by(self)
         quiet: Any = SimpleNamespace(made=lambda s: None, on_step=lambda *step: None, watch=lambda event: None)
         orders: Any = SimpleNamespace(send=lambda rank, order: self.sent.append((rank, order)))
         log = JobLog(JobFolder(options, 0.0, self.say), self.watch, self.coordination, lambda: 0.0)
-        self.units = Units(news, self.coordination, quiet, quiet, quiet, log, orders)
+        self.units = Units(sink, self.coordination, quiet, quiet, quiet, log, orders)
         introductions = Introductions(orders.send)
         self.router = ReportRouter(
-            FakeLoop(), news, self.coordination, quiet, quiet, quiet, quiet, self.units, introductions, self.explained.append
+            FakeLoop(),
+            sink,
+            self.coordination,
+            quiet,
+            quiet,
+            quiet,
+            quiet,
+            self.units,
+            introductions,
+            self.explained.append,
         )
 
     def watch(self, event: Event) -> None:

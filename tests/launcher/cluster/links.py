@@ -13,7 +13,7 @@ import pytest
 
 import odyssey
 from launcher.cluster import wire
-from launcher.cluster.links.handshake import (
+from launcher.cluster.links.authentication import (
     ANSWER_BYTES,
     HELLO_BYTES,
     OPENING_BYTES,

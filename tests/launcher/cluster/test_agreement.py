@@ -12,8 +12,8 @@ import pytest
 from launcher.cluster import agreement
 from launcher.cluster.agreement import Agreement
 from launcher.cluster.links import addresses
-from launcher.cluster.links.dial import Address
-from launcher.cluster.reception import Reception
+from launcher.cluster.links.connect import Address
+from launcher.cluster.listener import Listener
 from launcher.host.loop import Loop
 from tests.launcher.cluster.links import KEY, PORT
 
@@ -29,10 +29,10 @@ class Agent:
         self.voters: frozenset[int] = frozenset()
         self.does_lead = False
         self.hears_leader = False
-        listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
-        self.address = Address("127.0.0.1", int(listener.getsockname()[1]))
-        self.reception = Reception(loop, listener, KEY, PORT)
-        self.agreement = Agreement(loop, self.reception, number, 0.5, "a log")
+        server_socket = addresses.listen("127.0.0.1", socket.AF_INET, [0])
+        self.address = Address("127.0.0.1", int(server_socket.getsockname()[1]))
+        self.listener = Listener(loop, server_socket, KEY, PORT)
+        self.agreement = Agreement(loop, self.listener, number, 0.5, "a log")
         self.agreement.hearer = self
         self.is_gone = False
 
@@ -58,7 +58,7 @@ class Agent:
         """As when its process ends."""
         self.is_gone = True
         self.agreement.close()
-        self.reception.close()
+        self.listener.close()
 
 
 class Agents:

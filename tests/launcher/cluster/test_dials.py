@@ -10,8 +10,8 @@ import pytest
 
 from launcher.cluster.led.leader_search import MAX_ELSEWHERE, LeaderSearch, Places
 from launcher.cluster.links import addresses
-from launcher.cluster.links.dial import Address, Dial
-from launcher.cluster.links.door import Door
+from launcher.cluster.links.accept import Acceptor
+from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
 from launcher.options import RunOptions
 from tests.fake_loop import FakeLoop
@@ -28,10 +28,12 @@ def test_a_dial_finds_the_door_of_its_job_among_others(loop: FakeLoop, family: s
     listeners = [addresses.listen(host, family, [0]) for _ in range(4)]
     where = [Address(host, int(listener.getsockname()[1])) for listener in listeners]
     listeners[0].close()  # nobody
-    others = Door(loop, listeners[1], KEY, 1, 9, lambda *_: pytest.fail("of another job"))
-    stranger = Door(loop, listeners[2], b"x" * 32, PORT, 9, lambda *_: pytest.fail("of another user"))
-    ours = Door(loop, listeners[3], KEY, PORT, 9, lambda *said: came.append(said))
-    Dial(loop, where, KEY, PORT, connected=lambda link, at: found.append((link, at)), failed=lambda why, _: pytest.fail(why))
+    others = Acceptor(loop, listeners[1], KEY, 1, 9, lambda *_: pytest.fail("of another job"))
+    stranger = Acceptor(loop, listeners[2], b"x" * 32, PORT, 9, lambda *_: pytest.fail("of another user"))
+    ours = Acceptor(loop, listeners[3], KEY, PORT, 9, lambda *said: came.append(said))
+    Connector(
+        loop, where, KEY, PORT, connected=lambda link, at: found.append((link, at)), failed=lambda why, _: pytest.fail(why)
+    )
     while not found:
         turn(loop)
     assert found[0][1] == where[3]
@@ -51,7 +53,7 @@ def test_a_dial_finds_the_door_of_its_job_among_others(loop: FakeLoop, family: s
 
 def test_a_dial_tells_why_and_whether_nobody_listens_anywhere(loop: FakeLoop) -> None:
     listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
-    stranger = Door(loop, listener, b"x" * 32, PORT, 9, lambda *_: pytest.fail("of another user"))
+    stranger = Acceptor(loop, listener, b"x" * 32, PORT, 9, lambda *_: pytest.fail("of another user"))
     here = Address("127.0.0.1", int(listener.getsockname()[1]))
     closed = addresses.listen("127.0.0.1", socket.AF_INET, [0])
     nobody = Address("127.0.0.1", int(closed.getsockname()[1]))
@@ -62,7 +64,7 @@ def test_a_dial_tells_why_and_whether_nobody_listens_anywhere(loop: FakeLoop) ->
         told.append((why, is_refused))
 
     for where in ([nobody], [here, nobody]):
-        Dial(loop, where, KEY, PORT, connected=lambda link, _: link.close(), failed=failed)
+        Connector(loop, where, KEY, PORT, connected=lambda link, _: link.close(), failed=failed)
     while len(told) < 2:
         turn(loop)
     closed_by = f"{here}: it closed the connection, as one does to who knows another secret"
@@ -74,7 +76,7 @@ def test_who_looks_for_the_leading_agent_asks_everybody_in_turn_and_not_itself(l
     """An agent that answers may not lead, or may look for the leading one too."""
     listeners = [addresses.listen("127.0.0.1", socket.AF_INET, [0]) for _ in range(3)]
     own, *others = [Address("127.0.0.1", int(listener.getsockname()[1])) for listener in listeners]
-    doors = [Door(loop, listener, KEY, PORT, 9, lambda link, _: link.close()) for listener in listeners]
+    doors = [Acceptor(loop, listener, KEY, PORT, 9, lambda link, _: link.close()) for listener in listeners]
     found: list[Address] = []
 
     def connected(link: Link, at: Address) -> None:
@@ -147,7 +149,7 @@ def test_a_job_that_went_on_without_an_agent_is_over_where_nobody_listens_any_mo
 def test_a_dial_looks_up_no_name_and_fails_at_what_is_no_address(loop: FakeLoop, host: str) -> None:
     told: list[bool] = []
     at = Address(host, 9)
-    Dial(
+    Connector(
         loop,
         [at],
         KEY,
@@ -166,7 +168,9 @@ def test_a_dial_fails_where_no_descriptor_is_left(loop: FakeLoop) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
         at = Address("127.0.0.1", 9)
-        Dial(loop, [at], KEY, PORT, connected=lambda link, _: pytest.fail("connected"), failed=lambda why, _: told.append(why))
+        Connector(
+            loop, [at], KEY, PORT, connected=lambda link, _: pytest.fail("connected"), failed=lambda why, _: told.append(why)
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     while not told:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cluster.links import addresses, secret
-from launcher.cluster.links.handshake import Answering, Denied, Keys, Opening, seal
+from launcher.cluster.links.authentication import Answering, Denied, Keys, Opening, seal
 from launcher.cluster.links.heart import Heart
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session

@@ -20,7 +20,7 @@ from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
 from launcher.coordinator.machine import step
 from launcher.coordinator.rank_assignment import RankAssignment, assignments, homes, in_order
 from launcher.coordinator.state import PlainState, State, Status
-from launcher.host.fitness.report import Device, HostReport
+from launcher.host.fitness.findings import Device, HostReport
 from launcher.joblog.events import (
     AgentInfo,
     AgentJoined,
@@ -35,7 +35,7 @@ from launcher.joblog.events import (
     RankStarted,
 )
 from launcher.options import Rendezvous, RunOptions
-from odyssey.messages import Hello
+from odyssey.protocol.messages import Hello
 
 agents = st.lists(
     st.builds(

@@ -10,7 +10,7 @@ from launcher.cluster.led.reported import Reported
 from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankLost, RankStarted
-from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Position, Result
+from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Paused, Position, Result
 from tests.launcher.coordinator.talk import model
 
 SEAT = RankAssignment(0, 0, 0, 2, 2, 1, 0, 2)

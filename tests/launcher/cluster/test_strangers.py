@@ -27,21 +27,21 @@ from launcher.cluster.leading import notices
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.redirects import give_way
 from launcher.cluster.leading.roster import Roster
-from launcher.cluster.links import addresses, door, secret
-from launcher.cluster.links.dial import Address
-from launcher.cluster.links.handshake import Denied
-from launcher.cluster.reception import Reception
+from launcher.cluster.links import accept, addresses, secret
+from launcher.cluster.links.authentication import Denied
+from launcher.cluster.links.connect import Address
+from launcher.cluster.listener import Listener
 from launcher.cluster.wire import WhichJob
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Frame, Stack
 from launcher.health.stalls import Sample
-from launcher.host.fitness.report import Device, HostReport
+from launcher.host.fitness.findings import Device, HostReport
 from launcher.host.loop import Loop
+from launcher.joblog.event_sink import EventSink, Sender
 from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, RankExited, RankLost, RankStarted
-from launcher.joblog.news import News, Sender
 from launcher.options import RunOptions
 from launcher.processes.store import StoreAddress
-from odyssey.messages import Finished, Report, frame
+from odyssey.protocol.messages import Finished, Report, frame
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.launcher.cluster.links import KEY, PORT, Peer, answer_to, join, open_to
@@ -118,8 +118,8 @@ class LeaderOnALoop:
         self.fed: list[Any] = []
         self.said: list[str] = []
         self.reports: list[tuple[int, Any]] = []
-        news = News()
-        news.read_by(self)
+        sink = EventSink()
+        sink.read_by(self)
         self.led_elsewhere: list[Address] = []
         self.within = Leader(
             self.loop,
@@ -129,7 +129,7 @@ class LeaderOnALoop:
             StoreAddress("127.0.0.1", PORT),
             "a log",
             1e9,
-            news,
+            sink,
             joined=self.joined.append,
             lost=lambda agent, why: self.lost.append((agent.number, why)),
             stopped=lambda: None,
@@ -137,14 +137,14 @@ class LeaderOnALoop:
             waits=lambda: None,
             are_enough=lambda numbers: True,
         )
-        listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
-        self.address = listener.getsockname()
-        self.reception = Reception(self.loop, listener, KEY, PORT)
-        self.within.open(self.reception)
+        server_socket = addresses.listen("127.0.0.1", socket.AF_INET, [0])
+        self.address = server_socket.getsockname()
+        self.listener = Listener(self.loop, server_socket, KEY, PORT)
+        self.within.open(self.listener)
         self.older: list[Address] = []
         self.job: WhichJob | None = None
         give_way(
-            self.reception,
+            self.listener,
             self.roster,
             self.within,
             lambda: self.job,
@@ -204,7 +204,7 @@ class LeaderOnALoop:
 
     def close(self) -> None:
         self.within.close()
-        self.reception.close()
+        self.listener.close()
         self.loop.close()
         for connection in self.connections:
             connection.close()
@@ -241,7 +241,7 @@ def test_who_knows_the_secret_and_talks_nonsense_is_dismissed(leader: LeaderOnAL
 def test_a_silent_stranger_is_dismissed_in_time(leader: LeaderOnALoop) -> None:
     silent, half, speechless = leader.connect(), leader.connect(b"odyssey"), leader.peer()
     member = leader.member()
-    leader.now += door.STRANGER_S
+    leader.now += accept.STRANGER_S
     for one in (silent, half, speechless.connection):
         assert leader.ends(one)
     leader.now += 1000.0
@@ -265,7 +265,7 @@ def test_who_was_refused_is_not_heard_any_more(leader: LeaderOnALoop) -> None:
 def test_strangers_take_places_from_each_other_and_from_nobody_else(leader: LeaderOnALoop) -> None:
     member = leader.member()
     crowd = []
-    for _ in range(door.MAX_STRANGERS + 20):
+    for _ in range(accept.MAX_STRANGERS + 20):
         crowd.append(leader.connect())
         leader.turn()
     for stranger in crowd[:20]:
@@ -379,8 +379,8 @@ def test_a_member_is_heard_only_on_what_it_was_asked(leader: LeaderOnALoop) -> N
 def test_a_member_whose_link_is_cut_goes_on_over_another_one(leader: LeaderOnALoop) -> None:
     token = os.urandom(16)
     first = leader.peer()
-    listener = socket.create_server(("127.0.0.1", 0))  # it lives
-    first.say_frame(packed(join(session=token, port=listener.getsockname()[1])))
+    server_socket = socket.create_server(("127.0.0.1", 0))  # it lives
+    first.say_frame(packed(join(session=token, port=server_socket.getsockname()[1])))
     first.say(wire.Notice("one"))
     leader.until(lambda: leader.said)
     first.connection.close()
@@ -395,13 +395,13 @@ def test_a_member_whose_link_is_cut_goes_on_over_another_one(leader: LeaderOnALo
     again.say(wire.Notice("two"))
     leader.until(lambda: len(leader.said) == 2)
     assert leader.said == ["agent 1: one", "agent 1: two"] and not leader.lost
-    listener.close()
+    server_socket.close()
 
 
 def test_a_member_whose_process_is_gone_is_lost_at_once(leader: LeaderOnALoop) -> None:
     """Nobody listens where it did."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server_socket:
+        port = server_socket.getsockname()[1]
     peer = leader.peer()
     peer.say_frame(packed(join(port=port)))
     leader.until(lambda: leader.joined)
@@ -514,7 +514,7 @@ def test_who_would_begin_a_job_hears_that_one_lives_that_nobody_leads(leader: Le
 
 
 def test_after_another_agent_led_only_current_processes_are_ranks(leader: LeaderOnALoop) -> None:
-    """A member has had ranks that are another agent's by now; what became of those is no news."""
+    """A member has had ranks that are another agent's by now; what became of those is no sink."""
     found: list[str] = []
     assignment = RankAssignment(0, 0, 0, 2, 1, 2, 0, 2)
     lost = RankLost(0, Cause(CauseKind.ENDED, "SIGTERM"), False)

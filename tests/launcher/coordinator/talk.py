@@ -68,7 +68,9 @@ from launcher.joblog.events import (
     UnitFinal,
     encode,
 )
-from odyssey.messages import (
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Estimate, Move, Plan, Reduction, StateFrom, Transition, move_runs
+from odyssey.protocol.messages import (
     Broken,
     CannotGoOn,
     Connect,
@@ -88,8 +90,6 @@ from odyssey.messages import (
     Result,
     Saved,
 )
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Estimate, Move, Plan, Reduction, StateFrom, Transition, move_runs
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 

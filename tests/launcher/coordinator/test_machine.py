@@ -37,7 +37,8 @@ from launcher.joblog.events import (
     Tick,
     UnitFinal,
 )
-from odyssey.messages import (
+from odyssey.plan.plan import Plan
+from odyssey.protocol.messages import (
     Committed,
     Connect,
     Connected,
@@ -57,7 +58,6 @@ from odyssey.messages import (
     is_next,
     position_after,
 )
-from odyssey.plan import Plan
 from strategies.situation import Candidate
 from tests.examples import examples
 from tests.launcher.coordinator.talk import N_LAYERS, N_MICRO_BATCHES, Talk, answer_to, lacks_layers, model, profile

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.coordinator.ranks import ALIVE, NEXT, Ranks, RankState
-from odyssey import messages
 from odyssey.codec import Packed
-from odyssey.messages import Paused, Ready
+from odyssey.protocol import messages
+from odyssey.protocol.messages import Paused, Ready
 
 N_RANKS = 5
 

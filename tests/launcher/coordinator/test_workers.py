@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.coordinator.workers import Workers, workers_of
-from odyssey.worker import Rank, Worker
+from odyssey.plan.worker import Rank, Worker
 
 
 @dataclass

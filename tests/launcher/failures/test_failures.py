@@ -14,11 +14,11 @@ from launcher.failures.exit_status import Ends, oom_counter
 from launcher.failures.hints import advice
 from launcher.failures.history import Failure, FailureHistory, after, failure_of
 from launcher.failures.root_cause import Ends as EndsOfRanks
-from launcher.failures.root_cause import Kind, alike, others, root, victims, with_end
+from launcher.failures.root_cause import FailureKind, alike, others, root, victims, with_end
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, JobEnded, Note, RankExited, RankLost, RankStarted, Restarting
 from launcher.options import RunOptions
-from odyssey.calls import ranks_alike
-from odyssey.messages import Failed
+from odyssey.protocol.calls import ranks_alike
+from odyssey.protocol.messages import Failed
 from tests.agent_runs import Ran, nothing_left
 
 __all__ = ["nothing_left"]
@@ -68,7 +68,7 @@ def root_rank(ends: EndsOfRanks) -> int | None:
 def test_a_broken_connection_is_not_the_cause_though_it_was_noticed_first(consequence: str) -> None:
     ends = judge(failed(0, consequence), exited(0), failed(3, "ValueError: no"), exited(3), ended(1), ended(2))
     cause = root(ends)
-    assert cause is not None and (cause.rank, cause.kind, cause.text) == (3, Kind.EXCEPTION, "ValueError: no")
+    assert cause is not None and (cause.rank, cause.kind, cause.text) == (3, FailureKind.EXCEPTION, "ValueError: no")
     assert victims(ends, cause) == (1, 2)
     assert [end.rank for end in others(ends, cause)] == [0]
 
@@ -76,14 +76,14 @@ def test_a_broken_connection_is_not_the_cause_though_it_was_noticed_first(conseq
 def test_only_broken_connections_are_a_cause_of_their_own() -> None:
     ends = judge(failed(1, CLOSED), exited(1), failed(0, NCCL), exited(0))
     cause = root(ends)
-    assert cause is not None and (cause.rank, cause.kind) == (1, Kind.COMMUNICATION)
+    assert cause is not None and (cause.rank, cause.kind) == (1, FailureKind.COMMUNICATION)
 
 
 def test_a_port_in_use_is_no_consequence_of_anything() -> None:
     text = "torch.distributed.DistNetworkError: The server socket has failed to listen. port: 29500, code: -98, EADDRINUSE"
     ends = judge(failed(0, CLOSED), exited(0), failed(1, text), exited(1))
     cause = root(ends)
-    assert cause is not None and cause.kind is Kind.EXCEPTION and "ss -ltnp" in advice(cause)
+    assert cause is not None and cause.kind is FailureKind.EXCEPTION and "ss -ltnp" in advice(cause)
 
 
 def test_a_kill_explains_an_exception_that_was_noticed_a_moment_before() -> None:
@@ -259,15 +259,15 @@ def failure_in(ran: Ran) -> Failure:
 @pytest.mark.parametrize(
     ("how", "kind", "status", "reason"),
     [
-        ("raise", Kind.EXCEPTION, 1, "rank 2 failed: ValueError: no such thing"),
-        ("exit", Kind.EXIT, 3, "rank 2 ended with exit code 3"),
-        ("SIGKILL", Kind.SIGNAL, -9, "rank 2 was lost (SIGKILL)"),
-        ("SIGTERM", Kind.SIGNAL, -15, "rank 2 was lost (SIGTERM)"),
-        ("SIGSEGV", Kind.CRASH, -11, "rank 2 ended with SIGSEGV"),
+        ("raise", FailureKind.EXCEPTION, 1, "rank 2 failed: ValueError: no such thing"),
+        ("exit", FailureKind.EXIT, 3, "rank 2 ended with exit code 3"),
+        ("SIGKILL", FailureKind.SIGNAL, -9, "rank 2 was lost (SIGKILL)"),
+        ("SIGTERM", FailureKind.SIGNAL, -15, "rank 2 was lost (SIGTERM)"),
+        ("SIGSEGV", FailureKind.CRASH, -11, "rank 2 ended with SIGSEGV"),
     ],
 )
 def test_who_fails_while_others_wait_in_a_collective_is_the_cause(
-    tmp_path: Path, how: str, kind: Kind, status: int, reason: str
+    tmp_path: Path, how: str, kind: FailureKind, status: int, reason: str
 ) -> None:
     ran = Ran(options(tmp_path, BLOCKED, how, n_ranks_per_node=4))
     failure = failure_in(ran)
@@ -275,8 +275,8 @@ def test_who_fails_while_others_wait_in_a_collective_is_the_cause(
     assert cause is not None and (cause.rank, cause.kind, cause.status) == (2, kind, status)
     assert ran.events[-1].body == JobEnded(1, reason, "") and failure.reason == reason
     assert (failure.local_rank, failure.host, failure.n_ranks) == (2, os.uname().nodename, 4)
-    rest = {end.rank: end.kind for end in failure.others} | dict.fromkeys(failure.victims, Kind.ENDED)
-    assert set(rest) == {0, 1, 3} and set(rest.values()) <= {Kind.COMMUNICATION, Kind.ENDED}
+    rest = {end.rank: end.kind for end in failure.others} | dict.fromkeys(failure.victims, FailureKind.ENDED)
+    assert set(rest) == {0, 1, 3} and set(rest.values()) <= {FailureKind.COMMUNICATION, FailureKind.ENDED}
     if how == "raise":
         assert 'raise ValueError("no such thing")' in cause.traceback
     if how == "SIGSEGV":
@@ -312,7 +312,7 @@ def test_a_kill_for_want_of_memory_is_told_by_the_kernels_counter(tmp_path: Path
     monkeypatch.setattr("launcher.failures.exit_status.oom_counter", lambda: counter)
     text = "import os, sys; open(sys.argv[1], 'w').write('oom_kill 1\\n'); os.kill(os.getpid(), 9)"
     failure = failure_in(Ran(options(tmp_path, text, str(counter))))
-    assert failure.cause is not None and failure.cause.kind is Kind.OUT_OF_MEMORY
+    assert failure.cause is not None and failure.cause.kind is FailureKind.OUT_OF_MEMORY
     assert failure.reason == "rank 0 was lost (killed for want of memory)" and "use less memory" in failure.help
 
 
@@ -413,10 +413,10 @@ def test_testimony_of_lost_ranks_is_kept(tmp_path: Path) -> None:
         0, Cause(CauseKind.SIGNAL, "SIGABRT", -6), False, Diagnostics(last_lines="terminate called", log="a/stderr.log")
     )
     cause = root(judge(lost))
-    assert cause is not None and cause.kind is Kind.CRASH and cause.diagnostics == lost.diagnostics
+    assert cause is not None and cause.kind is FailureKind.CRASH and cause.diagnostics == lost.diagnostics
     watchdog = Diagnostics(last_lines="[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)")
     cause = root(judge(RankLost(0, Cause(CauseKind.SIGNAL, "SIGABRT", -6), False, watchdog)))
-    assert cause is not None and cause.kind is Kind.COMMUNICATION
+    assert cause is not None and cause.kind is FailureKind.COMMUNICATION
 
 
 @pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.joblog import events
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, Event, JobStarted, Note, RankLost
-from odyssey.messages import Deframer, Failed, Report, frame
+from odyssey.protocol.messages import Deframer, Failed, Report, frame
 from odyssey.text import as_unicode
 from tests.launchers import OURS, PROBE, TORCHRUN, Launcher, Scene, scene
 from tests.torchrun.test_environment import free_port

@@ -14,12 +14,12 @@ from launcher.joblog.events import Proposed
 from launcher.options import RunOptions
 from launcher.planning.precompute import Ask, Work
 from launcher.planning.situations import PlanSearch
-from odyssey.plan import Plan
-from odyssey.plan_proof import prove
+from odyssey.plan.plan import Plan
+from odyssey.plan.proof import prove
 from perfmodel.profile import Link, Profile
 from perfmodel.reliability import ExpectedChange
 from strategies.search import best, search
-from strategies.search.alike import Alike
+from strategies.search.loss_classes import LossClasses
 from tests.fake_loop import FakeLoop
 from tests.planning import first_plan, layer, profile, situation
 
@@ -104,7 +104,7 @@ def test_a_plan_that_is_none_for_this_loss_is_searched_for_and_told(
     planned: tuple[PlanSearch, Profile, Plan], monkeypatch: pytest.MonkeyPatch, names: dict[int, int] | None
 ) -> None:
     plans, of, plan = planned
-    monkeypatch.setattr(Alike, "names", lambda *_: names)
+    monkeypatch.setattr(LossClasses, "names", lambda *_: names)
     ask = loss(plan, 6)
     found = plans.propose(ask, of, CHANGE)
     assert not found.ahead and found.ahead_problem

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.autograd.variable import Variable
 
+from odyssey.plan.worker import Rank
 from odyssey.replicas.backward import Backward, n_for_ddp
 from odyssey.replicas.operation import Operation
 from odyssey.runtime.cut import Cut
-from odyssey.worker import Rank
 
 
 class Peers:

@@ -10,12 +10,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from odyssey.approximation import ApproximateCost, Approximation, LowRank, Without
 from odyssey.errors import JobError
 from odyssey.model.model import Model
 from odyssey.model.sublayers import Names, sublayers
+from odyssey.plan.approximation import ApproximateCost, Approximation, LowRank, Without
+from odyssey.profiling.approximate_cost import NO_EFFECT, NO_RESIDUAL, NO_SUBLAYERS, approximate_cost
 from odyssey.runtime.approximate import Approximately, Healthy
-from odyssey.runtime.approximate_cost import NO_EFFECT, NO_RESIDUAL, NO_SUBLAYERS, approximate_cost
 from odyssey.runtime.job_spec import JobSpec
 from tests import models
 from tests.planning import first_plan, profile

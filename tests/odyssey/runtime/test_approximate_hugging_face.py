@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from odyssey.approximation import ApproximateCost, LowRank
 from odyssey.model.sublayers import Names, sublayers
+from odyssey.plan.approximation import ApproximateCost, LowRank
+from odyssey.profiling.approximate_cost import approximate_cost
 from odyssey.runtime.approximate import Approximately
-from odyssey.runtime.approximate_cost import approximate_cost
 from odyssey.runtime.job_spec import JobSpec
 
 pytest.importorskip("transformers", reason="`make soak` installs it")

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from odyssey import buckets as rules
-from odyssey.buckets import Bucket, Start, buckets, cuts, starts
-from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
-from odyssey.needs import Needs
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Compute, Plan, Reduction, Schedule
-from odyssey.plan_proof import prove
+from odyssey.plan import buckets as rules
+from odyssey.plan.buckets import Bucket, Start, buckets, cuts, starts
+from odyssey.plan.needs import Needs
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Compute, Plan, Reduction, Schedule
+from odyssey.plan.proof import prove
+from odyssey.plan.schedule import Reduce, program
+from odyssey.protocol.messages import ModelSpec
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import MapStyle, Sampler
 from odyssey.runtime.engine import Engine
@@ -27,9 +28,8 @@ from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.tally import Tally
-from odyssey.schedule import Reduce, program
 from tests import models
-from tests.odyssey.test_schedule import added_from, plain, plans, with_orders
+from tests.odyssey.plan.test_schedule import added_from, plain, plans, with_orders
 from tests.planning import order_of
 
 MB = 2**20

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from odyssey.messages import Committed, Connect, Connected, Drain, Hello, Offered, Paused
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
+from odyssey.protocol.messages import Committed, Connect, Connected, Drain, Hello, Offered, Paused
 from odyssey.runtime.control import Control
 from odyssey.runtime.phase import Phase
 from tests.agent_runs import nothing_left

@@ -10,10 +10,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from odyssey.messages import Broken, Committed, Drain, Go, Hello, Pause, Paused, Position
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Move, Plan, StateFrom, move_runs
-from odyssey.plan_proof import prove
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Move, Plan, StateFrom, move_runs
+from odyssey.plan.proof import prove
+from odyssey.protocol.messages import Broken, Committed, Drain, Go, Hello, Pause, Paused, Position
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS
 from tests.held import Held

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import odyssey
-from odyssey.needs import Needs
+from odyssey.plan.needs import Needs
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import pair_of
 from odyssey.runtime.evaluation import Reader

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from torch import nn
 
 from launcher.coordinator import gate
-from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
-from odyssey.needs import Needs
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Keep, Move, Plan, Reduction, keep_runs, move_runs
-from odyssey.plan_proof import prove
+from odyssey.plan.needs import Needs
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Keep, Move, Plan, Reduction, keep_runs, move_runs
+from odyssey.plan.proof import prove
+from odyssey.protocol.messages import ModelSpec
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import MapStyle, Sampler

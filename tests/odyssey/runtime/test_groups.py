@@ -13,8 +13,8 @@ from functools import partial
 import pytest
 import torch
 
-from odyssey.messages import Deframer, Known, Report, frame
-from odyssey.needs import Needs
+from odyssey.plan.needs import Needs
+from odyssey.protocol.messages import Deframer, Known, Report, frame
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import ADDRESS, Groups
 from odyssey.runtime.introductions import to_nobody
@@ -51,8 +51,8 @@ def introduce(ranks: list[socket.socket]) -> None:
 
 RECEIVER = """
 import signal, socket, sys, torch
-from odyssey.link import AgentLink
-from odyssey.needs import Needs
+from odyssey.protocol.link import AgentLink
+from odyssey.plan.needs import Needs
 from odyssey.runtime.groups import Groups
 link = AgentLink(socket.socket(fileno=int(sys.argv[1])), 0)
 groups = Groups(link.report, 1, Needs((0, 1)), 1, torch.device("cpu"))
@@ -65,8 +65,8 @@ signal.pause()
 """
 SENDER = """
 import socket, sys, threading, torch
-from odyssey.link import AgentLink
-from odyssey.needs import NO_LIMIT, Needs
+from odyssey.protocol.link import AgentLink
+from odyssey.plan.needs import NO_LIMIT, Needs
 from odyssey.runtime import groups
 groups.END_S = 1e6
 link = AgentLink(socket.socket(fileno=int(sys.argv[1])), 0)

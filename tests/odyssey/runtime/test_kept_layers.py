@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from odyssey.messages import Committed
-from odyssey.plan import Keep, Plan, StateFrom, keep_runs
-from odyssey.plan_proof import prove
+from odyssey.plan.plan import Keep, Plan, StateFrom, keep_runs
+from odyssey.plan.proof import prove
+from odyssey.protocol.messages import Committed
 from strategies.building.compose import reductions
 from tests.agent_runs import nothing_left
 from tests.exactness import EXACT

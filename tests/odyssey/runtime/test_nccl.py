@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from launcher.processes.environment import for_all, nccl_problem
-from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
-from odyssey.needs import Needs
-from odyssey.plan import Plan
+from odyssey.plan.needs import Needs
+from odyssey.plan.plan import Plan
+from odyssey.protocol.messages import ModelSpec
 from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import MapStyle, Sampler

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from odyssey.messages import Known, Offered
-from odyssey.needs import Needs
+from odyssey.plan.needs import Needs
+from odyssey.protocol.messages import Known, Offered
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import ADDRESS, Groups
 from odyssey.runtime.introductions import PREFACE_BYTES, TOKEN_BYTES, Listening

@@ -9,9 +9,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from odyssey.messages import Committed
-from odyssey.plan import Plan
-from odyssey.plan_proof import prove
+from odyssey.plan.plan import Plan
+from odyssey.plan.proof import prove
+from odyssey.protocol.messages import Committed
 from strategies.rebalance import slow as propose
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left

@@ -15,8 +15,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from odyssey.messages import Broken, Committed, Failed, Go, Hello, Pause, Paused, Ready
-from odyssey.plan import StateFrom
+from odyssey.plan.plan import StateFrom
+from odyssey.protocol.messages import Broken, Committed, Failed, Go, Hello, Pause, Paused, Ready
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS

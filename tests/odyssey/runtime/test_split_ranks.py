@@ -10,8 +10,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from odyssey.messages import Committed
-from odyssey.plan import Plan, Schedule
+from odyssey.plan.plan import Plan, Schedule
+from odyssey.protocol.messages import Committed
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from launcher.agent.introductions import Introductions
 from launcher.coordinator import gate
 from launcher.coordinator.workers import workers_of
-from odyssey import needs
-from odyssey.messages import Offered, Paused, WholeGroup
-from odyssey.needs import Needs, SumOver
+from odyssey.plan import needs
+from odyssey.plan.needs import Needs, SumOver
+from odyssey.plan.worker import Worker
+from odyssey.protocol.messages import Offered, Paused, WholeGroup
 from odyssey.runtime import nccl
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.sum_group import Sum, SumGroup
-from odyssey.worker import Worker
 from tests.odyssey.runtime.test_transfer import CPU
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from launcher.agent.introductions import Introductions
-from odyssey import needs
-from odyssey.messages import Offered
-from odyssey.needs import Needs
-from odyssey.plan import Move
+from odyssey.plan import needs
+from odyssey.plan.needs import Needs
+from odyssey.plan.plan import Move
+from odyssey.protocol.messages import Offered
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.transfer import move_layers

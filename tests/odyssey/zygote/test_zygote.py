@@ -18,7 +18,7 @@ import pytest
 from launcher.host.kernel import set_subreaper
 from launcher.host.orphans import end_descendants
 from launcher.processes import rank_process
-from odyssey.messages import Deframer, Failed, Report
+from odyssey.protocol.messages import Deframer, Failed, Report
 from odyssey.zygote import protocol, services
 from tests.warm import popen
 
@@ -37,7 +37,7 @@ class Forks:
         """`pid`: of the last one."""
         self.others: set[int] = set()
         """Children of this process that are not its."""
-        modules = ["torch", "torch.distributed", "odyssey.link", *also]
+        modules = ["torch", "torch.distributed", "odyssey.protocol.link", *also]
         self.zygote = rank_process.Zygote(modules, {**os.environ, **variables}, 2)
         imported = self.zygote.answer()
         assert isinstance(imported, protocol.Imported) and imported.threads == 1

@@ -166,8 +166,8 @@ def test_any_beginning_of_a_log_gives_a_picture() -> None:
 
 
 def test_a_large_layout_is_cut_and_shows_the_pipelines_in_trouble() -> None:
-    from odyssey.pipelines import Pipeline, Stage, blocks_of
-    from odyssey.plan import Plan
+    from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+    from odyssey.plan.plan import Plan
 
     n_pipelines, n_stages = 64, 16
     pipelines = tuple(
@@ -186,8 +186,8 @@ def test_a_large_layout_is_cut_and_shows_the_pipelines_in_trouble() -> None:
 
 
 def test_what_a_rank_keeps_stands_behind_what_it_runs() -> None:
-    from odyssey.pipelines import Pipeline, Stage, blocks_of
-    from odyssey.plan import Keep, Plan, keep_runs
+    from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+    from odyssey.plan.plan import Keep, Plan, keep_runs
 
     pipeline = Pipeline((Stage(0, 0, 2), Stage(1, 2, 5), Stage(2, 5, 6)), 0, 1)
     keeps = keep_runs([Keep(0, 2, 5), Keep(1, 5, 6), Keep(2, 0, 2), Keep(2, 3, 4)])

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odyssey.plan import Plan
-from odyssey.schedule import program
+from odyssey.plan.plan import Plan
+from odyssey.plan.schedule import program
 from odyssey_cli.__main__ import main
 from odyssey_cli.timeline import svg, terminal, trace
 from odyssey_cli.timeline.legend import tick_label, ticks
-from odyssey_cli.timeline.picture import Kind, Picture, headline, places_left, predicted
+from odyssey_cli.timeline.picture import OpKind, Picture, headline, places_left, predicted
 from perfmodel.profile import Link, Profile, write
 from perfmodel.timeline import simulate
 from strategies.search import search
 from strategies.situation import Aim, Protect
 from tests import job_events
-from tests.odyssey.test_schedule import plans
+from tests.odyssey.plan.test_schedule import plans
 from tests.planning import FREE, first_plan, profile, situation, without
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -65,7 +65,7 @@ def test_every_op_of_every_worker_is_there_once_and_those_of_a_worker_never_over
     assert sorted(row.rank for row in drawn.rows) == list(plan.workers)
     for row in drawn.rows:
         assert [bar.op for bar in row.bars] == [str(op) for op in program(plan, row.rank)]
-        busy = [bar for bar in row.bars if bar.kind is not Kind.REDUCTION]
+        busy = [bar for bar in row.bars if bar.kind is not OpKind.REDUCTION]
         assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(busy))
         assert all(0 <= bar.start_s <= bar.end_s for bar in row.bars)
     assert drawn.step_s == simulate(plan, of).step_s == max(bar.end_s for row in drawn.rows for bar in row.bars)
@@ -76,7 +76,7 @@ def test_what_a_hole_in_the_plan_left_to_others_is_marked_there(plan: Plan) -> N
     drawn = predicted("", plan, costs_of(plan), all_rows=1000)
 
     marked = Counter(
-        (row.rank, bar.micro_batch) for row in drawn.rows for bar in row.bars if bar.is_rerouted and bar.kind is Kind.FORWARD
+        (row.rank, bar.micro_batch) for row in drawn.rows for bar in row.bars if bar.is_rerouted and bar.kind is OpKind.FORWARD
     )
     assert marked == Counter((route.worker, route.micro_batch) for route in plan.routes)
 
@@ -177,7 +177,7 @@ def test_an_svg_is_one_card_with_a_row_for_each_worker() -> None:
     assert "a <b> & \\x1b[31m" in [text.text for text in root.iter(f"{SVG}text")]
     assert root[2].tag == f"{SVG}rect" and root[2].get("fill") == "#ffffff"
     n_forwards = sum(rect.get("class") == "f" for row in rows for rect in row)
-    assert n_forwards == sum(bar.kind is Kind.FORWARD and not bar.is_rerouted for bar in picture.bars)
+    assert n_forwards == sum(bar.kind is OpKind.FORWARD and not bar.is_rerouted for bar in picture.bars)
 
 
 def test_a_trace_has_a_thread_for_each_worker_and_an_event_for_each_span() -> None:

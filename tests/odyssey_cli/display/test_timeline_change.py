@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from odyssey_cli.__main__ import main
 from odyssey_cli.timeline.change import Look, Stand, layouts, sentences
 from odyssey_cli.timeline.change_svg import render

@@ -12,12 +12,12 @@ from launcher.coordinator.machine import step
 from launcher.coordinator.state import PlainState
 from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankStarted, encode
 from launcher.options import RunOptions
-from odyssey.messages import StepTimes
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
+from odyssey.plan.schedule import program
+from odyssey.protocol.messages import StepTimes
 from odyssey.runtime.recorder import Recorder
-from odyssey.schedule import program
 from odyssey_cli.__main__ import main
-from odyssey_cli.timeline.picture import Kind
+from odyssey_cli.timeline.picture import OpKind
 from odyssey_cli.timeline.recorded import generations, picture
 from perfmodel.timeline import simulate
 from strategies.search import search
@@ -103,7 +103,7 @@ def test_each_generation_has_its_prediction_and_below_it_what_was_measured() -> 
     assert measured.step_s == pytest.approx(1.25 * foreseen.step_s, abs=1e-5)
     for mine, other in zip(foreseen.rows, measured.rows, strict=True):
         assert (mine.rank, mine.place, [bar.op for bar in mine.bars]) == (other.rank, other.place, [b.op for b in other.bars])
-        computed = [(bar, of) for bar, of in zip(mine.bars, other.bars, strict=True) if bar.kind is Kind.FORWARD]
+        computed = [(bar, of) for bar, of in zip(mine.bars, other.bars, strict=True) if bar.kind is OpKind.FORWARD]
         assert computed and all(of.start_s == pytest.approx(1.25 * bar.start_s, abs=1e-5) for bar, of in computed)
     assert [(row.rank, row.lost) for row in after.rows if row.lost] == [(3, "lost: rank 1 runs its micro-batches")]
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from benchmarks import paper
 from odyssey_cli.__main__ import main
 from odyssey_cli.replay.generators import GENERATORS, Failures
-from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.ledger import Doing, Totals
 from odyssey_cli.replay.outcome import Outcome
 from odyssey_cli.replay.policies import named
 from odyssey_cli.replay.published import regrouped
 from odyssey_cli.replay.recorded import compare
+from odyssey_cli.replay.restart_costs import RestartCosts
+from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.starts import Starts, step_s
-from odyssey_cli.replay.terms import Terms
-from odyssey_cli.replay.traces import Change, Kind, Trace
+from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
 from perfmodel.profile import Recovery, write
 from strategies.situation import Aim, Protect
 from tests import job_events
@@ -36,7 +36,9 @@ RECOVERY = Recovery(
 NEVER = 1e9
 
 
-def outcome(policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, terms: Terms, n_layers: int = 4) -> Outcome:
+def outcome(
+    policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, terms: RestartCosts, n_layers: int = 4
+) -> Outcome:
     """Layers take one second forward and two backward, which is not split; nothing else costs anything but a recovery."""
     layers = [layer(str(i), 1.0, 2.0, 0.0) for i in range(n_layers)]
     setup = Setup(profile(layers, batch, ranks_per_node=1, recovery=RECOVERY), 1, layout, aim=Aim(protect=Protect.NONE))
@@ -47,7 +49,7 @@ def outcome(policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, te
     return Outcome(policy, "", trace.length_s, step_s(with_all), result)
 
 
-def trace(n_nodes: int, length_s: float, *changes: tuple[float, int, Kind]) -> Trace:
+def trace(n_nodes: int, length_s: float, *changes: tuple[float, int, NodeEventKind]) -> Trace:
     return Trace("t", "", n_nodes, length_s, tuple(Change(*change) for change in changes))
 
 
@@ -62,7 +64,7 @@ def test_one_loss_of_four_workers_by_hand() -> None:
     A third of a step is done. Of that the other pipeline has half, of which 4 of 5 turns are micro-batches that are done; they
     are spared 8 of 9 turns of the first step.
     """
-    found = outcome("shrink", "2x2", 4, 8, trace(4, 1002 + 54, (100, 3, Kind.LOST)), Terms(every_s=NEVER))
+    found = outcome("shrink", "2x2", 4, 8, trace(4, 1002 + 54, (100, 3, NodeEventKind.LOST)), RestartCosts(every_s=NEVER))
 
     steps_after = (1002 + 54 - 102) / 54
     kept = 1 / 3 * 1 / 2 * 4 / 5 * 8 / 9
@@ -76,8 +78,8 @@ def test_one_loss_of_four_workers_by_hand() -> None:
 
 def test_a_lost_state_goes_back_to_the_checkpoint_by_hand() -> None:
     """1x2 on two nodes: (4 + 2 - 1) turns of 6 s; on one: 4 turns of 12 s. A save of 2 s after 60 s of training."""
-    terms = Terms(save_s=2, restart_s=10, every_s=60)
-    found = outcome("auto", "1x2", 2, 4, trace(2, 112 + 96 + 2 + 48, (100, 1, Kind.LOST)), terms)
+    terms = RestartCosts(save_s=2, restart_s=10, every_s=60)
+    found = outcome("auto", "1x2", 2, 4, trace(2, 112 + 96 + 2 + 48, (100, 1, NodeEventKind.LOST)), terms)
 
     # 60 trained, 2 saved, 30 trained for nothing, 8 of a step; heard and paused after 0.75; 10 and 1.25 until it runs at 112
     expected = {"useful_s": 60 + 3 * 30, "slower_s": 3 * 18, "redone_s": 38}
@@ -89,7 +91,7 @@ def test_a_failed_process_comes_back_where_its_node_is_healthy() -> None:
     """The same layout, after 0.5 + 0.25 + 4 + 0.25 + 1 s. The pipeline that is whole keeps 4/5 of half of a third of a step,
     and is spared 4 of 5 turns of it."""
     kept_s = 30 / 3 / 2 * 4 / 5 * 4 / 5
-    found = outcome("respawn", "2x2", 4, 8, trace(4, 106 + 30, (100, 3, Kind.FAILED)), Terms(every_s=NEVER))
+    found = outcome("respawn", "2x2", 4, 8, trace(4, 106 + 30, (100, 3, NodeEventKind.FAILED)), RestartCosts(every_s=NEVER))
 
     assert_totals(found.totals, useful_s=4 * 30 + kept_s, redone_s=10 - kept_s, transition_s=6)
     assert found.result.decisions[-1].then == "respawn 2x2"
@@ -97,8 +99,8 @@ def test_a_failed_process_comes_back_where_its_node_is_healthy() -> None:
 
 def test_a_second_loss_within_a_transition_begins_it_anew() -> None:
     """The others wait in vain for that rank until its loss is heard of at 101.1; then it is 0.25 + 0.25 + 1 s."""
-    changes = ((100, 5, Kind.LOST), (100.6, 3, Kind.LOST))
-    found = outcome("shrink", "3x2", 6, 12, trace(6, 200, *changes), Terms(every_s=NEVER))
+    changes = ((100, 5, NodeEventKind.LOST), (100.6, 3, NodeEventKind.LOST))
+    found = outcome("shrink", "3x2", 6, 12, trace(6, 200, *changes), RestartCosts(every_s=NEVER))
 
     assert [decision.then for decision in found.result.decisions] == ["initial 3x2", "shrink 1x2"]
     assert found.result.decisions[-1].what == "node 5 lost; node 3 lost"
@@ -108,8 +110,8 @@ def test_a_second_loss_within_a_transition_begins_it_anew() -> None:
 def test_a_node_that_returns_is_taken_in_behind_a_step() -> None:
     """Four nodes, one away from 100 to 200: its process has joined 4 s later, groups are built in 0.25 s more, and the others
     train to the end of that step."""
-    changes = trace(4, 20_000.0, (100, 3, Kind.LOST), (200, 3, Kind.RETURNED))
-    found = outcome("auto", "2x2", 4, 8, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
+    changes = trace(4, 20_000.0, (100, 3, NodeEventKind.LOST), (200, 3, NodeEventKind.RETURNED))
+    found = outcome("auto", "2x2", 4, 8, changes, RestartCosts(save_s=2, restart_s=10, every_s=NEVER))
 
     first, alone, again = found.result.decisions
     assert first.step_s == pytest.approx(30) and again.step_s is not None and again.step_s <= first.step_s
@@ -123,8 +125,8 @@ def test_a_node_that_returns_is_taken_in_behind_a_step() -> None:
 
 
 def test_a_node_that_is_lost_again_before_it_is_taken_in_costs_the_others_nothing() -> None:
-    changes = trace(4, 1000.0, (100, 3, Kind.LOST), (200, 3, Kind.RETURNED), (202, 3, Kind.LOST))
-    found = outcome("auto", "2x2", 4, 8, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
+    changes = trace(4, 1000.0, (100, 3, NodeEventKind.LOST), (200, 3, NodeEventKind.RETURNED), (202, 3, NodeEventKind.LOST))
+    found = outcome("auto", "2x2", 4, 8, changes, RestartCosts(save_s=2, restart_s=10, every_s=NEVER))
 
     assert len(found.result.decisions) == 2
     assert 10 - 30 / 3 / 2 <= found.totals.redone_s < 10, "of the pipeline that is whole something is kept"
@@ -132,8 +134,8 @@ def test_a_node_that_is_lost_again_before_it_is_taken_in_costs_the_others_nothin
 
 def test_a_node_that_returns_while_the_job_is_about_to_start_again_is_taken_in() -> None:
     """1x2 on two nodes: the job ends 0.75 s after the loss, and starts on the other node 10 s later."""
-    changes = trace(2, 2000.0, (100, 1, Kind.LOST), (105, 1, Kind.RETURNED))
-    found = outcome("auto", "1x2", 2, 4, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
+    changes = trace(2, 2000.0, (100, 1, NodeEventKind.LOST), (105, 1, NodeEventKind.RETURNED))
+    found = outcome("auto", "1x2", 2, 4, changes, RestartCosts(save_s=2, restart_s=10, every_s=NEVER))
 
     assert [decision.n_ranks for decision in found.result.decisions] == [2, 1, 2]
     assert found.result.decisions[-1].what == "taken in"
@@ -142,15 +144,17 @@ def test_a_node_that_returns_while_the_job_is_about_to_start_again_is_taken_in()
 
 def test_a_node_without_work_is_idle_though_the_job_has_it() -> None:
     """One layer and two micro-batches: there is nothing for a third node."""
-    found = outcome("auto", "auto", 3, 2, trace(3, 1000.0, (100, 2, Kind.FAILED)), Terms(every_s=NEVER), n_layers=1)
+    found = outcome(
+        "auto", "auto", 3, 2, trace(3, 1000.0, (100, 2, NodeEventKind.FAILED)), RestartCosts(every_s=NEVER), n_layers=1
+    )
 
     assert {decision.n_ranks for decision in found.result.decisions} == {2}
     assert found.result.idle_node_s == pytest.approx(1000)
 
 
 def test_without_enough_nodes_a_job_waits() -> None:
-    changes = trace(1, 100, (40, 0, Kind.LOST), (70, 0, Kind.RETURNED))
-    found = outcome("auto", "1x1", 1, 2, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
+    changes = trace(1, 100, (40, 0, NodeEventKind.LOST), (70, 0, NodeEventKind.RETURNED))
+    found = outcome("auto", "1x1", 1, 2, changes, RestartCosts(save_s=2, restart_s=10, every_s=NEVER))
 
     assert found.totals.waiting_s == pytest.approx(70 - 40 - 0.5)
     assert found.totals.redone_s == pytest.approx(40), "there never was a checkpoint"
@@ -162,8 +166,8 @@ def test_without_enough_nodes_a_job_waits() -> None:
 
 def test_torchrun_by_hand() -> None:
     """2x1: two micro-batches of 12 s each; on one node four. A save of 2 s after 48 s of training, a restart takes 10 s."""
-    terms = Terms(save_s=2, restart_s=10, every_s=48)
-    changes = trace(2, 234, (101, 1, Kind.LOST), (200, 1, Kind.RETURNED))
+    terms = RestartCosts(save_s=2, restart_s=10, every_s=48)
+    changes = trace(2, 234, (101, 1, NodeEventKind.LOST), (200, 1, NodeEventKind.RETURNED))
     found = outcome("torchrun", "2x1", 2, 4, changes, terms)
 
     # 48, saved, 48, saved at 100; lost; from 111 on 48 s, saved at 161, 39 s of a step when all start again; 24 s from 210 on
@@ -172,8 +176,8 @@ def test_torchrun_by_hand() -> None:
 
 
 def test_varuna_saves_before_it_starts_again_for_more_nodes() -> None:
-    terms = Terms(save_s=2, restart_s=10, every_s=NEVER)
-    changes = trace(2, 216 + 24, (100, 1, Kind.LOST), (150, 1, Kind.RETURNED))
+    terms = RestartCosts(save_s=2, restart_s=10, every_s=NEVER)
+    changes = trace(2, 216 + 24, (100, 1, NodeEventKind.LOST), (150, 1, NodeEventKind.RETURNED))
     found = outcome("varuna", "auto", 2, 4, changes, terms)
 
     # all of the first 100 s is redone; 48 s steps from 110 on, the one that runs at 150 is done at 158; 24 s steps from 170 on
@@ -182,8 +186,8 @@ def test_varuna_saves_before_it_starts_again_for_more_nodes() -> None:
 
 
 def test_oobleck_shortens_pipelines_and_copies_nothing_from_the_disk() -> None:
-    changes = trace(6, 1000, (100, 5, Kind.LOST), (500, 5, Kind.RETURNED))
-    found = outcome("oobleck", "2x3", 6, 12, changes, Terms(every_s=NEVER))
+    changes = trace(6, 1000, (100, 5, NodeEventKind.LOST), (500, 5, NodeEventKind.RETURNED))
+    found = outcome("oobleck", "2x3", 6, 12, changes, RestartCosts(every_s=NEVER))
 
     assert [decision.then for decision in found.result.decisions] == ["2x3", "3+2", "2x3"]
     assert found.totals.transition_s == pytest.approx(2 * 2.0), "the model has no bytes: the least that its artifact has"
@@ -205,9 +209,9 @@ def test_oobleck_borrows_then_merges(rows: list[list[int]], spare: list[int], ex
 
 
 def test_recycle_reroutes_and_takes_a_returned_node_in_its_old_place() -> None:
-    changes = trace(4, 1000, (100, 3, Kind.LOST), (500, 3, Kind.RETURNED))
-    found = outcome("recycle", "2x2", 4, 8, changes, Terms(every_s=NEVER))
-    alone = outcome("reroute", "2x2", 4, 8, changes, Terms(every_s=NEVER))
+    changes = trace(4, 1000, (100, 3, NodeEventKind.LOST), (500, 3, NodeEventKind.RETURNED))
+    found = outcome("recycle", "2x2", 4, 8, changes, RestartCosts(every_s=NEVER))
+    alone = outcome("reroute", "2x2", 4, 8, changes, RestartCosts(every_s=NEVER))
 
     assert [decision.then for decision in found.result.decisions] == ["2x2", "2x2 -1", "2x2"]
     assert found.result.decisions[1].step_s == alone.result.decisions[1].step_s
@@ -229,7 +233,7 @@ POLICIES = [policy.name for policy in named(())]
 )
 def test_useful_and_lost_time_are_all_of_it(policy: str, generator: str, mtbf_s: float, transient: float, seed: int) -> None:
     drawn = GENERATORS[generator](Failures(6, 10_000.0, mtbf_s, 600.0, transient, seed))
-    found = outcome(policy, "auto", 6, 12, drawn, Terms(save_s=3, restart_s=20))
+    found = outcome(policy, "auto", 6, 12, drawn, RestartCosts(save_s=3, restart_s=20))
 
     stretches = found.result.stretches
     assert stretches[0].start_s == 0 and stretches[-1].end_s == 10_000
@@ -249,8 +253,8 @@ def test_the_published_evaluations_lose_what_they_say() -> None:
 
     back = paper.returning(1800.0, seed=0)
     n_away, away_s = 0, 0.0
-    for change, until in pairwise([*back.changes, Change(back.length_s, 0, Kind.LOST)]):
-        n_away += 1 if change.kind is Kind.LOST else -1
+    for change, until in pairwise([*back.changes, Change(back.length_s, 0, NodeEventKind.LOST)]):
+        n_away += 1 if change.kind is NodeEventKind.LOST else -1
         away_s += n_away * (until.at_s - change.at_s)
     assert away_s / back.length_s == pytest.approx(2, abs=1)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
 from odyssey_cli.replay.generators import GENERATORS, SHAPE, Failures
-from odyssey_cli.replay.traces import Change, Kind, Trace, at_once, parse, read
+from odyssey_cli.replay.traces import Change, NodeEventKind, Trace, at_once, parse, read
 from tests.examples import examples
 
 FOLDER = Path(__file__).parent / "traces"
@@ -29,7 +29,7 @@ def there_at(trace: Trace, at_s: float) -> int:
     nodes = set(range(trace.n_nodes)) - trace.away
     for change in trace.changes:
         if change.at_s <= at_s:
-            (nodes.add if change.kind is Kind.RETURNED else nodes.discard)(change.node)
+            (nodes.add if change.kind is NodeEventKind.RETURNED else nodes.discard)(change.node)
     return len(nodes)
 
 
@@ -37,7 +37,7 @@ def test_faults_of_a_cluster() -> None:
     trace = read(FOLDER / "infinitehbd.json")
 
     first = [change for change in trace.changes if change.at_s == 3.8955 * 86400]
-    assert [change.kind for change in first] == [Kind.LOST, Kind.LOST]
+    assert [change.kind for change in first] == [NodeEventKind.LOST, NodeEventKind.LOST]
     last = json.loads((FOLDER / "infinitehbd.json").read_text())[-1]
     assert trace.length_s == last["event_time"] * 86400
     assert sorted({change.node for change in trace.changes}) == list(range(trace.n_nodes))
@@ -64,7 +64,7 @@ def test_two_faults_of_a_node_are_one_loss() -> None:
     trace = parse(f"[{rows}]".encode(), "faults")
 
     days = [(change.at_s / 86400, change.kind) for change in trace.changes]
-    assert days == [(1, Kind.LOST), (4, Kind.RETURNED), (5, Kind.RETURNED)]
+    assert days == [(1, NodeEventKind.LOST), (4, NodeEventKind.RETURNED), (5, NodeEventKind.RETURNED)]
     assert len(trace.away) == 1, "b was away before"
 
 
@@ -97,7 +97,11 @@ def test_counts_of_nodes_are_met_at_every_point(name: str) -> None:
 def test_our_own_format() -> None:
     trace = parse(GOOD[-2], "mine.csv")
 
-    assert trace.changes == (Change(1, 0, Kind.LOST), Change(2, 3, Kind.FAILED), Change(8, 0, Kind.RETURNED))
+    assert trace.changes == (
+        Change(1, 0, NodeEventKind.LOST),
+        Change(2, 3, NodeEventKind.FAILED),
+        Change(8, 0, NodeEventKind.RETURNED),
+    )
     assert (trace.n_nodes, trace.length_s, trace.away) == (4, 8, frozenset())
 
 
@@ -168,8 +172,8 @@ def check(data: bytes) -> None:
     state = {node: node not in trace.away for node in range(trace.n_nodes)}
     for change in trace.changes:
         assert 0 <= change.at_s <= trace.length_s
-        assert state[change.node] is (change.kind is not Kind.RETURNED)
-        state[change.node] = change.kind is not Kind.LOST
+        assert state[change.node] is (change.kind is not NodeEventKind.RETURNED)
+        state[change.node] = change.kind is not NodeEventKind.LOST
     assert sum(map(len, at_once(trace.changes))) == len(trace.changes)
 
 
@@ -203,16 +207,16 @@ def test_drawn_traces_are_sound_and_the_seed_says_which(name: str) -> None:
     assert trace.changes != GENERATORS[name](Failures(32, 30 * 86400.0, 3600.0, 7200.0, 0.3, seed=2)).changes
     state = dict.fromkeys(range(32), True)
     for change in trace.changes:
-        assert state[change.node] is (change.kind is not Kind.RETURNED)
-        state[change.node] = change.kind is not Kind.LOST
-    failed = sum(change.kind is Kind.FAILED for change in trace.changes)
+        assert state[change.node] is (change.kind is not NodeEventKind.RETURNED)
+        state[change.node] = change.kind is not NodeEventKind.LOST
+    failed = sum(change.kind is NodeEventKind.FAILED for change in trace.changes)
     assert failed / trace.n_losses == pytest.approx(0.3, abs=0.05)
 
 
 @pytest.mark.parametrize(("name", "deviation"), [("exponential", 1.0), ("weibull", 1.757)])
 def test_gaps_have_the_mean_and_the_spread_that_they_are_to_have(name: str, deviation: float) -> None:
     trace = GENERATORS[name](Failures(10_000, 4000 * 3600.0, 3600.0, 60.0, 0.0, seed=7))
-    times = [change.at_s for change in trace.changes if change.kind is Kind.LOST]
+    times = [change.at_s for change in trace.changes if change.kind is NodeEventKind.LOST]
     gaps = [b - a for a, b in pairwise(times)]
 
     assert mean(gaps) == pytest.approx(3600, rel=0.06)
@@ -222,7 +226,7 @@ def test_gaps_have_the_mean_and_the_spread_that_they_are_to_have(name: str, devi
 
 def test_correlated_losses_take_neighbours_along() -> None:
     trace = GENERATORS["correlated"](Failures(64, 1000 * 3600.0, 3600.0, 60.0, 0.0, seed=7))
-    incidents = [group for group in at_once(trace.changes) if group[0].kind is Kind.LOST]
+    incidents = [group for group in at_once(trace.changes) if group[0].kind is NodeEventKind.LOST]
 
     assert all(len({change.node // 8 for change in group}) == 1 for group in incidents)
     assert mean(map(len, incidents)) == pytest.approx(2.1, abs=0.15)
