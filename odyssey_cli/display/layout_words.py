@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable
 from itertools import groupby
 
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from odyssey_cli.display import quantities
 
 _SHAPE = "x"

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, RankLost, Suspected
-from odyssey.messages import Committed
+from odyssey.protocol.messages import Committed
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_grid import plan_grid
 from odyssey_cli.display.progress import columns

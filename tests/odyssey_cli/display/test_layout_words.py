@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Compute, ComputeOrder, Plan, Schedule
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Compute, ComputeOrder, Plan, Schedule
 from odyssey_cli.display.layout_words import in_words, legend, wrapped
 from tests import job_events
 
