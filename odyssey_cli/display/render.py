@@ -140,13 +140,15 @@ def recovery_lines(
     title.append(what, style="bold red" if recovery.went is None else "bold")
     if causes:
         title.append(f" ({', '.join(sorted(causes))})", style="dim")
+    end = Text()
     if recovery.went is not None:
         total = recovery.went.total_s
         took = quantities.seconds(total if total is not None else (recovery.ended or recovery.began) - recovery.began)
-        title.append(f"  recovered in {took}", style="bold green")
+        end.append(f"  recovered in {took}", style="bold green")
         if recovery.lost_s is not None:
-            title.append(f"  cost {quantities.seconds(recovery.lost_s)}", style="dim")
-    yield title
+            end.append(f"  cost {quantities.seconds(recovery.lost_s)}", style="dim")
+    title.truncate(max(0, width - end.cell_len), overflow="ellipsis")
+    yield title.append_text(end)
     room -= 1
     if recovery.went is not None:
         parts = list(phases(recovery, width, ascii_only=ascii_only))

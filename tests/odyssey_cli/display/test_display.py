@@ -338,6 +338,15 @@ def test_of_a_rank_that_hung_the_time_until_that_was_known_is_a_phase() -> None:
     assert any(line.startswith("■ detect 10 s   ■ pause 11 ms") for line in text_of(board))
 
 
+def test_where_it_is_narrow_a_cause_is_cut_and_no_figure() -> None:
+    board = board_after("Committed", 30)
+    board.causes[3] = "does not answer, and was stopped by a signal"
+
+    (title,) = (line for line in text_of(board, 60) if line.startswith("loss of rank 3"))
+
+    assert len(title) == 60 and title.endswith("…  recovered in 88 ms  cost 130 ms")
+
+
 def test_why_a_rate_is_above_100_percent_is_told() -> None:
     board = board_after("Committed", 30)
     assert not any("above 100 %" in line for line in text_of(board))
