@@ -227,7 +227,7 @@ def layers_without_holder(situation: Situation) -> list[int]:
 
 
 def check_holders(situation: Situation) -> None:
-    """Raise StateLost if some layer has no holder among the survivors."""
+    """Raise StateLost if some layer has no holder among the survivors (I10)."""
     if not (gone := layers_without_holder(situation)):
         return
     plan, layers = situation.plan, situation.profile.layers

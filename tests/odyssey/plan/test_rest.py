@@ -109,6 +109,7 @@ def jobs(draw: st.DrawFn) -> tuple[Profile, Plan]:
 @settings(max_examples=examples(150), deadline=None)
 @given(jobs(), st.data())
 def test_a_step_that_is_cut_again_and_again_sums_every_sample_once(job: tuple[Profile, Plan], data: st.DataObject) -> None:
+    """I6."""
     of, plan = job
     model = Model(plan.n_layers, of.ties)
     running: Plan = plan
