@@ -46,9 +46,9 @@ from odyssey.protocol.messages import (
     frame,
 )
 from odyssey.zygote import protocol
-from perfmodel.merge import merge
-from perfmodel.profile import Profile
-from perfmodel.work import work_of
+from perfmodel.profile.merge import merge
+from perfmodel.profile.profile import Profile
+from perfmodel.step.work import work_of
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Protect, Situation
 from tests import ROOT
