@@ -260,7 +260,7 @@ def test_a_newcomer_that_is_killed_before_it_takes_part_comes_once_more(job: Job
     assert workers_at_the_end(ran) == EVERYBODY
 
 
-@pytest.mark.parametrize("moment", [when(Hello, 2, rank=3), when(Proposed, 3)])
+@pytest.mark.parametrize("moment", [when(Hello, 2, rank=3), pytest.param(when(Proposed, 3), marks=pytest.mark.soak)])
 def test_a_newcomer_that_is_killed_while_groups_are_built_costs_the_others_nothing(job: Job, moment: Moment) -> None:
     job.acts = [does(moment, 3, signal.SIGKILL)]
     job.holds = {SECOND: when(RankStarted, 3, rank=3), THIRD: when(Draining)}
@@ -336,7 +336,7 @@ def test_a_rank_that_it_does_not_pay_to_take_in_stands_by_and_may_stand_still(jo
 OF_FIVE = {"n_nodes": 5, "n_spares": 1}
 
 
-@pytest.mark.parametrize("lost", [1, 4])
+@pytest.mark.parametrize("lost", [1, pytest.param(4, marks=pytest.mark.soak)])
 def test_a_rank_that_stands_by_has_work_after_a_loss_and_nothing_is_started(job: Job, lost: int) -> None:
     """Rank 4 does, unless it is lost itself."""
     job.lost = (lost,)
