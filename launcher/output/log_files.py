@@ -135,8 +135,9 @@ class JobFolder:
         for stream, name in STREAMS.items():
             is_teed = bool(_of(self._options.tee, assignment) & stream)
             to_file = is_teed or bool(_of(self._options.redirects, assignment) & stream)
+            has_file = folder is not None and (to_file or self._options.capture_output)
             is_only_file = to_file and not is_teed and folder is not None
-            file = folder / f"{name}.log" if folder is not None and to_file else None
+            file = folder / f"{name}.log" if folder is not None and has_file else None
             kept = None
             if self.path is not None and folder is not None and file is None and self._options.keep_bytes:
                 kept = self.path / KEPT / folder.relative_to(self.path) / f"{name}.log"

@@ -4,7 +4,7 @@
                       does: a pipe to the agent's loop ─► there, and the end is kept
     redirected        the file itself
     teed              a pipe to the agent's loop ─► the file, and line by line the terminal
-    under a display   a pipe to the agent's loop ─► the display, and the end is kept
+    under a display   a pipe to the agent's loop ─► a file, and the display
     not shown         the end is kept, or /dev/null
 
 Whatever of stderr comes by the loop leaves its end here, for the day on which the rank fails.

@@ -336,7 +336,7 @@ def test_a_rank_that_it_does_not_pay_to_take_in_stands_by_and_may_stand_still(jo
 OF_FIVE = {"n_nodes": 5, "n_spares": 1}
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("lost", [1, 4])
 def test_a_rank_that_stands_by_has_work_after_a_loss_and_nothing_is_started(job: Job, lost: int) -> None:
     """Rank 4 does, unless it is lost itself."""
     job.lost = (lost,)
