@@ -10,6 +10,7 @@ given is missing in sums; where the script wants something of each rank, it gets
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from odyssey.plan.worker import Rank
-from odyssey.replicas.backward import n_for_ddp
+from odyssey.replicas.backward import is_asked_by_torch, n_for_ddp
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, nothing
 from odyssey.replicas.replica import Replica
 from odyssey.runtime.cut import Cut
@@ -121,7 +122,8 @@ class ReplicaGroup(dist.ProcessGroup):
 
     def _sum(self, name: str, tensors: Tensors, opts: Any, add: Add) -> Any:
         is_divided = n_for_ddp() > 0 and opts.reduceOp == dist.ReduceOp.SUM
-        return self._start(Sum(name, tensors, add, self._n_at_first if is_divided else 0))
+        is_read = is_asked_by_torch(sys._getframe(1)) and not self._replica.is_immediate
+        return self._start(Sum(name, tensors, add, self._n_at_first if is_divided else 0, is_read=is_read))
 
     # -- what one has, or all have -----------------------------------------------------------------------------------------
 

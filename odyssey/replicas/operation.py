@@ -89,6 +89,9 @@ class Operation:
             self._peers.begun.discard(self)
         self._peers, self._work, self._put = None, None, nothing
 
+    def waited(self) -> None:
+        """Somebody has waited for its work."""
+
     def tell(self) -> None:
         """Let go on who waits for it, which may make others final."""
         self.future.set_result(self._results)
@@ -102,13 +105,15 @@ class Sum(Operation):
     """A sum in place, or what else all ranks have alike of what each gives: so who has it can hand it on to the others.
 
     `divided_by`: ranks by whose number the tensors have been divided; 0 where they are as the script has given them.
+    `is_read`: whoever has called for it reads it off its future, and it is put in place only if somebody waits for its work.
     """
 
-    def __init__(self, name: str, tensors: list[torch.Tensor], add: Add, divided_by: int) -> None:
+    def __init__(self, name: str, tensors: list[torch.Tensor], add: Add, divided_by: int, *, is_read: bool = False) -> None:
         super().__init__(name, self._begin_sum, tensors)
         self._tensors = tensors
         self._add = add
         self._divided_by = divided_by
+        self._is_read = is_read
         self.sums: list[torch.Tensor] = []
         """When it is final: as it was then, whatever the script makes of its own tensors since."""
 
@@ -144,8 +149,20 @@ class Sum(Operation):
 
     def _have(self, own: list[torch.Tensor]) -> None:
         self.sums = own
-        for tensor, result in zip(self._tensors, own, strict=True):
+        if self._is_read:
+            self._results = own
+        else:
+            self._put_in_place()
+
+    def _put_in_place(self) -> None:
+        for tensor, result in zip(self._tensors, self.sums, strict=True):
             tensor.copy_(result)
+
+    def waited(self) -> None:
+        """Have it in place: somebody has waited for the work, and not for the future."""
+        if self._is_read:
+            self._put_in_place()
+            self._is_read = False
 
     def free(self, peers: Peers) -> None:
         """Let go of it: all ranks have it."""

@@ -87,3 +87,15 @@ def test_who_lacks_sums_gets_what_the_others_got_whatever_these_have_made_of_it(
     assert torch.equal(theirs, got)
     theirs.mul_(0.2)
     assert torch.equal(lacks.sums[0], got)  # it can hand them on in its turn
+
+
+def test_who_reads_the_future_gets_the_sums_and_who_waits_has_them_in_place() -> None:
+    tensor = torch.ones(2)
+    operation = Sum("all_reduce", [tensor], add, 0, is_read=True)
+    final(operation, 2.0)
+    operation.tell()
+    assert torch.equal(operation.future.value()[0], torch.full((2,), 3.0))
+    assert torch.equal(tensor, torch.ones(2))
+
+    operation.waited()
+    assert torch.equal(tensor, torch.full((2,), 3.0))
