@@ -306,7 +306,7 @@ def _ending_signals(given: Given) -> tuple[str, ...]:
 def _profile(given: Given) -> Path | None:
     if not given.value("profile").is_given:
         return None
-    from perfmodel.profile import read as read_profile
+    from perfmodel.profile.profile import read as read_profile
 
     path = Path(given.value("profile").text)
     try:

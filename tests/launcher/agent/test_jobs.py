@@ -24,7 +24,7 @@ from launcher.joblog.events import (
 )
 from launcher.options import RunOptions
 from odyssey.protocol.messages import Committed, Failed
-from perfmodel.profile import Recovery
+from perfmodel.profile.profile import Recovery
 from strategies.situation import Aim, Protect
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left

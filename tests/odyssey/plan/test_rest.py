@@ -18,7 +18,7 @@ from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.rest import Part, Rest, Summed, kept_layers, left, rest_of_step, rest_plan, summed_of
 from odyssey.plan.schedule import Reduce, dependency_order, program
 from odyssey.runtime.tally import Tally
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.search import search
 from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, without

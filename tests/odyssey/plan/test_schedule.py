@@ -28,7 +28,7 @@ from odyssey.plan.schedule import (
     one_forward_one_backward,
     program,
 )
-from perfmodel.costs import Costs
+from perfmodel.step.costs import Costs
 from strategies.building.compose import reductions
 from strategies.building.ordering import order
 from tests.planning import order_of, profile

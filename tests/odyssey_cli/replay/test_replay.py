@@ -23,7 +23,7 @@ from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
-from perfmodel.profile import Recovery, write
+from perfmodel.profile.profile import Recovery, write
 from strategies.situation import Aim, Protect
 from tests import job_events
 from tests.examples import examples
