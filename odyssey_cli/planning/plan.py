@@ -6,51 +6,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
 from odyssey.plan.worker import Rank
 from odyssey_cli import files
 from odyssey_cli.command_line import values
+from odyssey_cli.command_line.typed_requests import PlanRequest
 from odyssey_cli.planning import source, start_tables
 from odyssey_cli.planning.answer import show
 from odyssey_cli.planning.ask import HORIZON_S, Answer, Units, ask
 from odyssey_cli.planning.predicted import stands, timeline
 from odyssey_cli.planning.starts import ask_layouts, ask_spares
 from odyssey_cli.timeline import save, terminal
-
-
-class PlanRequest(msgspec.Struct, frozen=True):
-    """The command line, as it was written."""
-
-    source: str | None
-    fail: int | None
-    fail_ranks: str | None
-    fail_nodes: int | None
-    join: int | None
-    join_nodes: int | None
-    layouts: bool
-    spares: int | None
-    spare_nodes: int | None
-    horizon: str | None
-    layout: str
-    nodes: int | None
-    nproc_per_node: int | None
-    mtbf: str | None
-    failure_rate: float | None
-    objective: str | None
-    survive: int | None
-    survive_nodes: int | None
-    protect: str | None
-    allow_approximate: bool
-    strategy: str
-    as_json: bool
-    with_timeline: bool
-    svg: str | None
-    trace: str | None
-    change: str | None
 
 
 def plan(request: PlanRequest) -> int:
@@ -72,10 +40,10 @@ def plan(request: PlanRequest) -> int:
     aim = values.aim(found.aim, request.objective, request.survive, request.survive_nodes, request.protect, approximate)
     expected = found.expected_change(mtbf_s, rate)
     if request.layouts:
-        start_tables.show(ask_layouts(found, request.layout, expected, aim, horizon_s), as_json=request.as_json)
+        start_tables.show(ask_layouts(found, request.layout, expected, aim, horizon_s), as_json=request.json)
     elif spares is not None:
         n_ranks = found.ranks_per_node if spares.nodes else 1
-        start_tables.show(ask_spares(found, spares.n, n_ranks, expected, aim, horizon_s), as_json=request.as_json)
+        start_tables.show(ask_spares(found, spares.n, n_ranks, expected, aim, horizon_s), as_json=request.json)
     else:
         only = None if request.strategy == "auto" else request.strategy
         return _answer(request, found, ask(found, lost, request.layout, expected, only, aim, horizon_s, joining))
@@ -84,15 +52,15 @@ def plan(request: PlanRequest) -> int:
 
 def _answer(request: PlanRequest, found: source.Source, answer: Answer) -> int:
     """Of what is done after losses, with its pictures."""
-    if request.as_json:
+    if request.json:
         sys.stdout.buffer.write(to_json(answer) + b"\n")
     else:
         show(answer)
     svg_file, trace_file = (None if file is None else Path(file) for file in (request.svg, request.trace))
-    if request.with_timeline or svg_file is not None or trace_file is not None:
+    if request.timeline or svg_file is not None or trace_file is not None:
         with_change = any(option is not None for option in (*_fails(request), *_comings(request)))
         drawn = timeline(answer, found.profile, with_change=with_change)
-        if request.with_timeline:
+        if request.timeline:
             print()
             terminal.show(drawn)
         save.save(drawn, svg_file, trace_file)
@@ -104,7 +72,7 @@ def _answer(request: PlanRequest, found: source.Source, answer: Answer) -> int:
 def _check_together(request: PlanRequest) -> None:
     """Options that ask another question than `--layouts` or `--spares`, and what they have no meaning for. Who comes may come
     after what is lost."""
-    if request.as_json and request.with_timeline:
+    if request.json and request.timeline:
         raise UsageError("--json and --timeline exclude each other", "--trace FILE writes the timeline as JSON")
     others = (("--layouts", request.layouts or None), ("--spares", request.spares), ("--spare-nodes", request.spare_nodes))
     fails = tuple(zip(("--fail", "--fail-ranks", "--fail-nodes"), _fails(request), strict=True))
@@ -118,7 +86,7 @@ def _check_together(request: PlanRequest) -> None:
         return
     meaningless = _given(
         ("--strategy", None if request.strategy == "auto" else request.strategy),
-        ("--timeline", request.with_timeline or None),
+        ("--timeline", request.timeline or None),
         ("--svg", request.svg),
         ("--trace", request.trace),
         ("--change", request.change),

@@ -14,6 +14,7 @@ from odyssey.codec import to_json
 from odyssey.errors import UsageError
 from odyssey_cli import files
 from odyssey_cli.command_line import values
+from odyssey_cli.command_line.typed_requests import ReplayRequest
 from odyssey_cli.planning import source
 from odyssey_cli.replay import recorded, traces
 from odyssey_cli.replay.answer import show
@@ -30,31 +31,6 @@ _REPAIR_S = DAY_S
 _DAYS = 30.0
 
 
-class ReplayRequest(msgspec.Struct, frozen=True):
-    """The command line, as words."""
-
-    trace: str
-    source: str | None = None
-    nodes: int | None = None
-    nproc_per_node: int | None = None
-    layout: str = "auto"
-    mtbf: str | None = None
-    objective: str | None = None
-    protect: str | None = None
-    allow_approximate: bool = False
-    repair: str | None = None
-    transient: float = 0.0
-    days: float | None = None
-    seed: int = 0
-    trace_nodes: int | None = None
-    policies: tuple[str, ...] = ()
-    save: str | None = None
-    restart: str | None = None
-    checkpoint_every: str | None = None
-    json: Path | None = None
-    svg: Path | None = None
-
-
 def replay(request: ReplayRequest) -> int:
     """Answer on stdout, and into files; returns the exit code."""
     folder = recorded.folder_of(request.trace)
@@ -68,7 +44,7 @@ def replay(request: ReplayRequest) -> int:
     ):
         if value is not None:
             values.count(value, option, 1)
-    policies = named(request.policies)
+    policies = named(request.policy or ())
     terms = RestartCosts(
         save_s=_seconds(request.save, "--save") or SAVE_S,
         restart_s=_seconds(request.restart, "--restart"),
