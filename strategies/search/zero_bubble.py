@@ -74,7 +74,7 @@ def _unlike(plan: Plan) -> list[Block]:
 
 
 def _rung(priced: Callable[[Proposal], Candidate], strategy: str, plan: Plan, work: Work, cap: float | None) -> Candidate:
-    return priced(Proposal(strategy, plan.under(Schedule("in_halves", cap, work)), ""))
+    return priced(Proposal(strategy, plan.under(Schedule("split", cap, work)), ""))
 
 
 def _least_that_is_fast(
