@@ -88,7 +88,7 @@ class RehearseRequest:
         list[str] | None,
         option("FAULT", "As for run: 'step=5 lose=3', 'step=9 join=3'. Default: lose one rank, in the middle."),
     ] = None
-    trace: Annotated[str | None, option("FILE", "Lose nodes, and have them back, as in a trace.")] = None
+    trace: Annotated[str | None, option("TRACE", "Lose nodes, and have them back, as in one of replay.")] = None
     strategy: Annotated[str, option("NAMES", "auto, one or several with commas, or all: a job for each.")] = "auto"
     steps: Annotated[int, option("N", "Steps of each job.")] = 12
     speed: Annotated[float, option("X", "Seconds of the cluster that pass in one of ours.")] = 1.0
@@ -117,7 +117,7 @@ class ReplayRequest:
         str,
         typer.Argument(
             metavar="TRACE",
-            help="A trace of lost and returned nodes; exponential, weibull or correlated to draw one; "
+            help="A file of lost and returned nodes, or a trace of configs/; exponential, weibull or correlated to draw one; "
             "or a job's folder, to check that its decisions come out the same.",
         ),
     ]

@@ -233,7 +233,7 @@ def _wanted(asked: RehearseRequest, found: Source) -> Wanted:
 
 def _traced_changes(found: Source, trace: str, steps: int, seed: int) -> tuple[str, ...]:
     """The changes as the trace has them, which people are told of."""
-    drills = changes_of(traces.read(Path(trace), seed).cut(found.n_nodes), steps)
+    drills = changes_of(traces.read(trace, seed).cut(found.n_nodes), steps)
     n_back = sum(f" {_ACTIONS[NodeEventKind.RETURNED]}=" in drill for drill in drills)
     lost, back = (quantities.plural(n, "node") for n in (len(drills) - n_back, n_back))
     print(f"odyssey: {trace}: {lost} lost and {back} back in {steps} steps", file=sys.stderr)

@@ -120,10 +120,6 @@ class Ledger:
             else:
                 lost.doing = Doing.TRAINING
 
-    def finish_step(self, at_s: float) -> None:
-        """Train beyond `at_s` to the end of the step, or of the checkpoint, that is under way then."""
-        self.train(self.under_way_until(at_s))
-
     def under_way_until(self, at_s: float) -> float:
         """Train until then; when the step ends, or the checkpoint, that is under way at that moment."""
         doing = self._whole_steps(at_s)

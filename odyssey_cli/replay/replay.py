@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -85,7 +84,7 @@ def _trace(request: ReplayRequest, n_nodes: int, mtbf_s: float | None) -> Trace:
         for given, option in ((request.repair, "--repair"), (request.transient or None, "--transient")):
             if given is not None:
                 raise UsageError(f"{option} is for failures that are drawn", f"with {', '.join(GENERATORS)}")
-        trace = traces.read(Path(request.trace), request.seed, request.trace_nodes)
+        trace = traces.read(request.trace, request.seed, request.trace_nodes)
         return trace.cut(n_nodes, request.days * DAY_S if request.days is not None else None)
     if mtbf_s is None:
         raise UsageError(f"{request.trace}: how often? --mtbf is missing", "the mean time between losses of the whole job: 6h")
