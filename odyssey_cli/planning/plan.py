@@ -24,20 +24,20 @@ from odyssey_cli.timeline import save, terminal
 def plan(request: PlanRequest) -> int:
     """Answer on stdout; returns the exit code: FAILED if training survives none of the losses."""
     _check_together(request)
-    lost, joining, spares = _losses(request), _joins(request), _spares(request)
+    lost = _losses(request)
+    joining = _units("--join", request.join, request.join_nodes)
+    spares = _units("--spares", request.spares, request.spare_nodes)
     values.layout(request.layout)
     values.strategy(request.strategy)
-    mtbf_s = values.duration_s(request.mtbf, "--mtbf") if request.mtbf is not None else None
-    horizon_s = values.duration_s(request.horizon, "--horizon") if request.horizon is not None else HORIZON_S
-    for value, option in ((request.nodes, "--nodes"), (request.nproc_per_node, "--nproc-per-node")):
-        if value is not None:
-            values.count(value, option, 1)
+    mtbf_s = values.duration_s_if_given(request.mtbf, "--mtbf")
+    horizon_s = values.duration_s_if_given(request.horizon, "--horizon") or HORIZON_S
+    values.counts(1, {"--nodes": request.nodes, "--nproc-per-node": request.nproc_per_node})
     for file, option in ((request.svg, "--svg"), (request.trace, "--trace"), (request.change, "--change")):
         files.check_if_given(file, option)
     found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
     rate = None if request.failure_rate is None else values.failure_rate(request.failure_rate)
-    approximate = values.low_rank(request.allow_approximate, None, None)
-    aim = values.aim(found.aim, request.objective, request.survive, request.survive_nodes, request.protect, approximate)
+    approximate = values.low_rank(request.allow_approximate)
+    aim = values.aim(found.aim, request.objective, request.protect, approximate, request.survive, request.survive_nodes)
     expected = found.expected_change(mtbf_s, rate)
     if request.layouts:
         start_tables.show(ask_layouts(found, request.layout, expected, aim, horizon_s), as_json=request.json)
@@ -116,21 +116,12 @@ def _losses(request: PlanRequest) -> Units | tuple[Rank, ...] | None:
     """Ask for one rank where nothing is asked for, and of none where only the coming of ranks is."""
     if request.fail_ranks is not None:
         return values.ranks(request.fail_ranks, "--fail-ranks")
-    if request.fail_nodes is not None:
-        return Units(values.count(request.fail_nodes, "--fail-nodes", 1), nodes=True)
-    if request.fail is None and _comings(request) != (None, None):
-        return None
-    return Units(values.count(request.fail, "--fail", 1) if request.fail is not None else 1)
+    only_come = _comings(request) != (None, None)
+    return _units("--fail", request.fail, request.fail_nodes) or (None if only_come else Units(1))
 
 
-def _joins(request: PlanRequest) -> Units | None:
-    if request.join_nodes is not None:
-        return Units(values.count(request.join_nodes, "--join-nodes", 1), nodes=True)
-    return Units(values.count(request.join, "--join", 1)) if request.join is not None else None
-
-
-def _spares(request: PlanRequest) -> Units | None:
-    """Workers that stand by."""
-    if request.spare_nodes is not None:
-        return Units(values.count(request.spare_nodes, "--spare-nodes", 1), nodes=True)
-    return Units(values.count(request.spares, "--spares", 1)) if request.spares is not None else None
+def _units(option: str, n_ranks: int | None, n_nodes: int | None) -> Units | None:
+    """Nodes where both are given."""
+    if n_nodes is not None:
+        return Units(values.count(n_nodes, f"{option.removesuffix('s')}-nodes", 1), nodes=True)
+    return Units(values.count(n_ranks, option, 1)) if n_ranks is not None else None

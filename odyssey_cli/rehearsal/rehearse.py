@@ -187,10 +187,8 @@ def changes_of(trace: Trace, n_steps: int) -> tuple[str, ...]:
 
 def command(asked: RehearseRequest) -> int:
     """The command line: rehearse, and print the table; returns the largest exit code of the jobs."""
-    counts = ((asked.nodes, "--nodes", 1), (asked.nproc_per_node, "--nproc-per-node", 1), (asked.steps, "--steps", 1))
-    for value, option, least in (*counts, (asked.max_restarts, "--max-restarts", 0), (asked.spares, "--spares", 0)):
-        if value is not None:
-            values.count(value, option, least)
+    values.counts(1, {"--nodes": asked.nodes, "--nproc-per-node": asked.nproc_per_node, "--steps": asked.steps})
+    values.counts(0, {"--max-restarts": asked.max_restarts, "--spares": asked.spares})
     found = source.find(asked.source).resized(asked.nodes, asked.nproc_per_node)
     json_file = files.check_if_given(asked.json, "--json")
     rehearsals = rehearse(found, _wanted(asked, found), display=not asked.no_display)
@@ -201,7 +199,7 @@ def command(asked: RehearseRequest) -> int:
 
 
 def _wanted(asked: RehearseRequest, found: Source) -> Wanted:
-    mtbf_s = values.duration_s(asked.mtbf, "--mtbf") if asked.mtbf is not None else None
+    mtbf_s = values.duration_s_if_given(asked.mtbf, "--mtbf")
     layout = asked.layout
     if layout is None:
         layout = "auto" if asked.spares else found.layout  # which is one of all ranks
@@ -213,7 +211,6 @@ def _wanted(asked: RehearseRequest, found: Source) -> Wanted:
         drills = _traced_changes(found, asked.trace, asked.steps, asked.seed)
     elif not drills:
         drills = _default_losses(found, layout, asked.spares, mtbf_s, asked.steps, asked.seed)
-    approximate = values.low_rank(asked.allow_approximate, None, None)
     return Wanted(
         layout=layout,
         strategies=_strategies(asked.strategy),
@@ -227,7 +224,7 @@ def _wanted(asked: RehearseRequest, found: Source) -> Wanted:
         max_restarts=asked.max_restarts,
         log_dir=asked.log_dir,
         n_spares=asked.spares,
-        aim=values.aim(found.aim, asked.objective, None, None, asked.protect, approximate),
+        aim=values.aim(found.aim, asked.objective, asked.protect, values.low_rank(asked.allow_approximate)),
     )
 
 

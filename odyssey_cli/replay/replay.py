@@ -36,34 +36,20 @@ def replay(request: ReplayRequest) -> int:
     if folder is not None:
         return recorded.check(folder)
     values.layout(request.layout)
-    for value, option in (
-        (request.nodes, "--nodes"),
-        (request.nproc_per_node, "--nproc-per-node"),
-        (request.trace_nodes, "--trace-nodes"),
-    ):
-        if value is not None:
-            values.count(value, option, 1)
+    nodes, per_node, traced = request.nodes, request.nproc_per_node, request.trace_nodes
+    values.counts(1, {"--nodes": nodes, "--nproc-per-node": per_node, "--trace-nodes": traced})
     policies = named(request.policy or ())
     terms = RestartCosts(
-        save_s=_seconds(request.save, "--save") or SAVE_S,
-        restart_s=_seconds(request.restart, "--restart"),
-        every_s=_seconds(request.checkpoint_every, "--checkpoint-every"),
+        save_s=values.duration_s_if_given(request.save, "--save") or SAVE_S,
+        restart_s=values.duration_s_if_given(request.restart, "--restart"),
+        every_s=values.duration_s_if_given(request.checkpoint_every, "--checkpoint-every"),
     )
     json_file, svg_file = files.check_if_given(request.json, "--json"), files.check_if_given(request.svg, "--svg")
-    found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
+    found = source.find(request.source).resized(nodes, per_node)
     layout = request.layout if request.layout != "auto" else found.layout
-    mtbf_s = _seconds(request.mtbf, "--mtbf")
-    setup = Setup(
-        found.profile,
-        found.ranks_per_node,
-        layout,
-        "auto",
-        mtbf_s,
-        values.aim(
-            *(found.aim, request.objective, None, None, request.protect),
-            values.low_rank(request.allow_approximate, None, None),
-        ),
-    )
+    mtbf_s = values.duration_s_if_given(request.mtbf, "--mtbf")
+    aim = values.aim(found.aim, request.objective, request.protect, values.low_rank(request.allow_approximate))
+    setup = Setup(found.profile, found.ranks_per_node, layout, "auto", mtbf_s, aim)
     trace = _trace(request, found.n_nodes, mtbf_s)
     answer = _ask(found.title, trace, setup, terms, policies)
     show(answer)
@@ -89,12 +75,8 @@ def _trace(request: ReplayRequest, n_nodes: int, mtbf_s: float | None) -> Trace:
     if mtbf_s is None:
         raise UsageError(f"{request.trace}: how often? --mtbf is missing", "the mean time between losses of the whole job: 6h")
     length_s = (request.days if request.days is not None else _DAYS) * DAY_S
-    repair_s = _seconds(request.repair, "--repair") or _REPAIR_S
+    repair_s = values.duration_s_if_given(request.repair, "--repair") or _REPAIR_S
     return GENERATORS[request.trace](Failures(n_nodes, length_s, mtbf_s, repair_s, request.transient, request.seed))
-
-
-def _seconds(text: str | None, option: str) -> float | None:
-    return None if text is None else values.duration_s(text, option)
 
 
 def _ask(name: str, trace: Trace, setup: Setup, terms: RestartCosts, policies: tuple[Policy, ...]) -> Answer:

@@ -1,7 +1,8 @@
 """Zero bubbles: the best plain plans once more with their backward in halves, where that is worth its memory.
 
-The halves that can wait fill the bubbles of the pipelines (plan/in_halves.py orders them, under a cap of memory), so there is
-nothing to gain where there are hardly any, or where ranks share cores that are busy anyway. Each cap that is tried is priced.
+The halves that can wait fill the bubbles of the pipelines (odyssey/plan/split.py orders them, under a cap of memory), so
+there is nothing to gain where there are hardly any, or where ranks share cores that are busy anyway. Each cap that is tried is
+priced.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FEW = (None, 2.0)
 def in_halves(
     situation: Situation, costs: Costs, candidates: Iterable[Candidate], priced: Callable[[Proposal], Candidate]
 ) -> list[Candidate]:
-    """The best plain plans of each strategy under `in_halves`, at the least cap that is about as fast as the fastest; of those
+    """The best plain plans of each strategy under `split`, at the least cap that is about as fast as the fastest; of those
     that gain by it. A plan is not tried if no order of it can beat the best candidate."""
     if not has_halves(situation.profile):
         return []
