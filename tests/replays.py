@@ -15,7 +15,7 @@ from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
-from perfmodel.profile import Recovery
+from perfmodel.profile.profile import Recovery
 from strategies.situation import Aim, Protect
 from tests.planning import layer, profile
 

@@ -74,16 +74,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "replicas",
         "zygote",
     ),
-    "perfmodel": (
-        *(
-            "profile",
-            "costs catalog merge reliability checkpointing spread",
-            "cells running memory reducing moving keeping walk objective horizon escalation",
-            "sharing work transition",
-            "timeline",
-        ),
-        *("cell_cost refine", "price"),
-    ),
+    "perfmodel": ("profile worth", "step", "transition", "price refine"),
     "strategies": ("situation", "building", "*", "search"),
     "launcher": (
         *("options consensus", "host", "joblog", "failures", "coordinator", "output health", "planning processes"),

@@ -207,7 +207,7 @@ class Session(Generic[R]):
         self._take(transaction, result)
 
     def _transact(self, transaction: Transaction[R]) -> tuple[Result, int | None]:
-        """Body and commit point: the result, and the generation that all stop for behind this unit, if they do.
+        """Body and commit point (I1): the result, and the generation that all stop for behind this unit, if they do (I12).
 
         Raises Cut.
         """
@@ -262,7 +262,7 @@ class Session(Generic[R]):
         return sums.tolist()
 
     def _take(self, transaction: Transaction[R], result: Result) -> None:
-        """Give a final unit its effect here. Nothing interrupts this."""
+        """Give a final unit its effect here. Nothing interrupts this, and it needs nobody else (I5)."""
         self._leader_of_unit = self._speaker
         if self._runner is not None and not self._control.phase.is_idle:
             transaction.take(self._runner, result.values)
@@ -270,7 +270,7 @@ class Session(Generic[R]):
         self._report_times()
 
     def _roll_forward(self, transaction: Transaction[R] | None, results: Sequence[Result]) -> None:
-        """Take over the unit at hand if it is among `results`: others passed its commit point, and we had contributed.
+        """Take over the unit at hand if it is among `results` (I2): others passed its commit point, and we had contributed.
 
         From then on the unit is done, whatever happens before the next generation runs. An idle rank whose script has not begun
         yet, as it was paused before it obeyed Go, has it replayed.

@@ -289,7 +289,7 @@ def _ending_signals(given: Given) -> tuple[str, ...]:
 
 
 def _profile(words: str, option: str) -> Path:
-    from perfmodel.profile import read as read_profile
+    from perfmodel.profile.profile import read as read_profile
 
     path = Path(words)
     try:

@@ -43,7 +43,7 @@ from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Paused
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fidelity import fidelity
 from odyssey_cli.display.rank_state import RankState
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.situation import Candidate
 
 N_RECENT = 50

@@ -31,8 +31,8 @@ from odyssey_cli.rehearsal.comparison import Rehearsal, generations, show
 from odyssey_cli.rehearsal.network import Interfaces
 from odyssey_cli.replay import traces
 from odyssey_cli.replay.traces import NodeEventKind, Trace
-from perfmodel import profile as profiles
-from perfmodel.profile import Profile, scaled
+from perfmodel.profile import profile as profiles
+from perfmodel.profile.profile import Profile, scaled
 from strategies.situation import Aim
 
 RANK = Path(__file__).with_name("rank.py")

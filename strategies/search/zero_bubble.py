@@ -1,8 +1,7 @@
 """Zero bubbles: the best plain plans once more with their backward in halves, where that is worth its memory.
 
-The halves that can wait fill the bubbles of the pipelines (odyssey/plan/split.py orders them, under a cap of memory), so
-there is nothing to gain where there are hardly any, or where ranks share cores that are busy anyway. Each cap that is tried is
-priced.
+The halves that can wait fill the bubbles of the pipelines (plan/split.py orders them, under a cap of memory), so there is
+nothing to gain where there are hardly any, or where ranks share cores that are busy anyway. Each cap that is tried is priced.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from itertools import accumulate
 
 from odyssey.plan.pipelines import Block, Pipeline
 from odyssey.plan.plan import Plan, Schedule, Work
-from perfmodel.costs import Costs, has_halves
-from perfmodel.objective import objective
-from perfmodel.work import work_of
+from perfmodel.step.costs import Costs, has_halves
+from perfmodel.step.work import work_of
+from perfmodel.worth.objective import objective
 from strategies.building.closed_form import Shape
 from strategies.building.effort import WORTH
 from strategies.building.hosts import apart

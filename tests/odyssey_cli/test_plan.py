@@ -18,7 +18,7 @@ from odyssey.errors import UsageError
 from odyssey_cli.__main__ import main
 from odyssey_cli.jobs import find as jobs_find
 from odyssey_cli.planning import source
-from perfmodel.profile import write
+from perfmodel.profile.profile import write
 from tests import ROOT, job_events
 
 

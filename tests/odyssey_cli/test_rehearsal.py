@@ -31,14 +31,13 @@ from odyssey_cli.rehearsal.comparison import generations
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from odyssey_cli.rehearsal.rehearse import came_too_late, changes_of, losses
 from odyssey_cli.replay.traces import parse
-from perfmodel.catalog import load_job
-from perfmodel.costs import Costs
-from perfmodel.price import price
-from perfmodel.profile import Link, Profile, scaled, write
+from perfmodel.profile.catalog import load_job
+from perfmodel.profile.profile import Link, Profile, scaled, write
+from perfmodel.step.costs import Costs
 from tests import job_events
 from tests.examples import examples
 from tests.launchers import PATIENCE_S, Launcher, Scene, scene
-from tests.planning import first_plan
+from tests.planning import first_plan, price
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(120)

@@ -37,8 +37,8 @@ from launcher.joblog.events import (
 )
 from launcher.options import RunOptions
 from odyssey.protocol.messages import Broken, Committed, Hello, Paused
-from perfmodel import profile as profiles
-from perfmodel.profile import Profile
+from perfmodel.profile import profile as profiles
+from perfmodel.profile.profile import Profile
 from strategies.situation import Aim, Protect
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left, profile_of_own_processors

@@ -78,7 +78,9 @@ def test_a_hangup_that_is_to_be_passed_on_is_under_nohup_too(scene: Scene) -> No
 
 
 @under_both
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGQUIT, marks=pytest.mark.soak)], ids=lambda number: number.name
+)
 def test_a_signal_that_a_shell_ignores_for_the_background_ends_the_job(
     scene: Scene, launcher: Launcher, number: signal.Signals
 ) -> None:

@@ -12,11 +12,12 @@ from functools import partial
 
 import pytest
 import torch
+from odyssey.runtime.transport import ADDRESS
 
 from odyssey.plan.needs import Needs
 from odyssey.protocol.messages import Deframer, Known, Report, frame
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 
 pytestmark = pytest.mark.timeout(60)

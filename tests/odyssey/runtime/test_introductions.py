@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from odyssey.runtime.transport import ADDRESS
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from launcher.agent.introductions import MAX_OPEN
@@ -21,7 +22,7 @@ from odyssey.plan.needs import Needs
 from odyssey.protocol.messages import Broken, Command, Committed, Known, Offered
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import PREFACE_BYTES, GlooStore, Introductions, Listening, NcclStore
 from tests import ROOT
 from tests.agent_runs import TRAIN, Ran

@@ -15,7 +15,7 @@ from odyssey_cli.replay.policies import named
 from odyssey_cli.replay.recorded import compare
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.traces import NodeEventKind, Trace
-from perfmodel.profile import write
+from perfmodel.profile.profile import write
 from tests import job_events
 from tests.examples import examples
 from tests.launcher.coordinator.talk import Talk
