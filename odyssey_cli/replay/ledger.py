@@ -59,11 +59,6 @@ class Totals(msgspec.Struct, frozen=True):
     checkpoint_s: float
     waiting_s: float
 
-    @property
-    def all_s(self) -> float:
-        """All of it."""
-        return math.fsum(getattr(self, name) for name in self.__struct_fields__)
-
 
 class Ledger:
     """The stretches so far. `step_s`: of the layout that trains now; `interval_s`: of training between two checkpoints."""
