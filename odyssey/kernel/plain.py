@@ -280,10 +280,10 @@ class Walk:
     def __init__(self, tasks: Tasks, costs: list[Cost], layers: list[int], messages: Messages, orders: list[list[int]]) -> None:
         """`costs`, `layers`: by task; `layers` are the number of its stage's. `orders`: by row."""
         n_tasks = len(tasks.row)
-        self.tasks = tasks
+        self.row_of, self.is_first, self.is_last = tasks.row, tasks.is_first, tasks.is_last
         self.costs = costs
         self.layers = layers
-        self.messages = messages
+        self.there, self.back, self.messages = messages.there, messages.back, messages
         self.rows = [Walker(order) for order in orders]
         self.inputs = [-1.0] * n_tasks
         """When each is there; -1 until it is sent, -2 if its row waits for it."""
@@ -314,11 +314,11 @@ class Walk:
         """When there is what an op waits for: 0 where that is nothing, -1 if it has not been sent. Its row is told then."""
         task, kind = op >> 2, op & 3
         if kind == F:
-            if self.messages.there[task] < 0:
+            if self.there[task] < 0:
                 return 0.0
             arrivals = self.inputs
         else:
-            if kind == W or self.tasks.is_last[task] or self.messages.back[task + 1] < 0:
+            if kind == W or self.is_last[task] or self.back[task + 1] < 0:
                 return 0.0
             arrivals = self.gradients
         arrives = arrivals[task]
@@ -344,8 +344,8 @@ class Walk:
         row.now = now
         if kind == F:
             row.live += cost.keeps
-            if not self.tasks.is_last[task] and self.messages.there[task + 1] >= 0:
-                self._send(row, now, task + 1, self.messages.there[task + 1], self.inputs, task + 1, ready)
+            if not self.is_last[task] and self.there[task + 1] >= 0:
+                self._send(row, now, task + 1, self.there[task + 1], self.inputs, task + 1, ready)
         elif kind == W:
             row.live -= cost.keeps + cost.defers
             row.ended[self.layers[task]] = (now, op)
@@ -355,8 +355,8 @@ class Walk:
             else:
                 row.live -= cost.keeps
                 row.ended[self.layers[task]] = (now, op)
-            if not self.tasks.is_first[task] and self.messages.back[task] >= 0:
-                self._send(row, now, task, self.messages.back[task], self.gradients, task - 1, ready)
+            if not self.is_first[task] and self.back[task] >= 0:
+                self._send(row, now, task, self.back[task], self.gradients, task - 1, ready)
         if row.live > row.most:
             row.most = row.live
 
@@ -364,7 +364,7 @@ class Walk:
         self, row: Walker, now: float, cut: int, channel: int, arrivals: list[float], task: int, ready: list[int]
     ) -> None:
         """A message at the cut before task `cut` that may leave now, for `task`: one after the other on each channel."""
-        messages, number = self.messages, self.tasks.row[task]
+        messages, number = self.messages, self.row_of[task]
         to, largest = self.rows[number], messages.largest[cut]
         if largest > row.message_bytes:
             row.message_bytes = largest
