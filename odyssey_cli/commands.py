@@ -8,9 +8,10 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
+import typer.core
 
 from odyssey.errors import UsageError
 from odyssey.plan.worker import Rank
@@ -42,10 +43,26 @@ _PASSED_ON: dict[str, Any] = {
 }
 """For command lines that command_line/parser.py reads."""
 
+
+class _Completion(NamedTuple):
+    value: str
+    help: str
+    type: str = "plain"
+
+
+class _Launch(typer.core.TyperCommand):
+    """A command whose line command_line/parser.py reads: typer does not know what it can be completed by."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        from odyssey_cli.command_line.completion import completions
+
+        found = completions(Command(f"odyssey {self.name}"), ctx.args, incomplete)
+        return [_Completion(value, help) for value, help in found]
+
+
 app = typer.Typer(
     name="odyssey",
     help="Train with PyTorch, and keep training when ranks are lost.",
-    add_completion=False,
     no_args_is_help=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -98,7 +115,7 @@ for _name, _short_help in (
     ("profile", "Measure a script's layers and links."),
     ("check", "Check hosts before a job needs them."),
 ):
-    app.command(_name, context_settings=_PASSED_ON, add_help_option=False, short_help=_short_help)(_launch)
+    app.command(_name, cls=_Launch, context_settings=_PASSED_ON, add_help_option=False, short_help=_short_help)(_launch)
 
 
 @_command(PlanRequest, "Say what would be done if ranks were lost or came, and what to start with.")
@@ -182,7 +199,7 @@ def logs(
     rank: Annotated[int | None, option("N", "Only this rank.")] = None,
     follow: Annotated[bool, switch("And what they go on to write, until the job ends.", "--follow", "-f")] = False,
 ) -> int:
-    """Show what a job's ranks wrote, as far as it went to files."""
+    """Show what a job's ranks wrote: what went to files, and the end of what else passed the launcher."""
     from odyssey_cli.jobs import logs
 
     return logs.logs(job, rank=None if rank is None else Rank(rank), follow=follow)

@@ -84,7 +84,7 @@ def candidates() -> tuple[Candidate, ...]:
 
 
 def committed(step: int, time: float, generation: int = 1, loss: float = 3.0) -> Event:
-    body = Committed(0, generation, Result((step, 0), "step", (loss, 1.0)), 32, 0.05)
+    body = Committed(0, generation, Result((step, 0), "step", (loss, 1.0)), 32, 0.05, 40)
     return Event(time, generation, "rank 0", body)
 
 

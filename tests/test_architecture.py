@@ -356,6 +356,7 @@ OWN_OPTIONS = {
     "--mtbf", "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
     "--retry-same-failure", "--secret-file", "--spares", "--stall-timeout", "--stdin-rank", "--strategy", "--survive",
     "--survive-nodes", "--protect", "--verbose", "--on-loss", "--allow-approximate", "--low-rank", "--low-rank-steps",
+    "--keep-output",
 }  # fmt: skip
 """What `odyssey run` has beside torchrun's options. tests/odyssey_cli/test_launch_arguments.py holds these against torchrun's
 parser."""

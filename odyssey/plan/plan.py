@@ -116,6 +116,11 @@ class Schedule(msgspec.Struct, frozen=True):
             return self.rule
         return f"{self.rule} max" if self.cap is None else f"{self.rule} {self.cap:g}x"
 
+    @property
+    def has_halves(self) -> bool:
+        """Whether some backward is computed in halves."""
+        return self.rule != "1f1b" or any(op.kind in ("I", "W") for order in self.orders for op in order.ops)
+
 
 class Reduction(msgspec.Struct, frozen=True):
     """Layers and ties, at least one, whose gradients are summed by all workers that hold them."""

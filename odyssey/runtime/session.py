@@ -200,7 +200,8 @@ class Session(Generic[R]):
         done_s = time.monotonic()
         generation = self._runner.plan.generation if self._runner is not None else 0
         if transaction.is_told:
-            self._link.report(Committed(self.rank, generation, result, transaction.n_samples, done_s - started_s))
+            n_samples, unit_s = transaction.n_samples, done_s - started_s
+            self._link.report(Committed(self.rank, generation, result, n_samples, unit_s, transaction.n_steps))
         if drained_for is not None:
             # Before its effect, which may raise: nobody else goes on in this generation.
             self._control.change(lambda phase: phase.paused(drained_for))

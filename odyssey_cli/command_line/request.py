@@ -91,6 +91,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         # Who gives torchrun's options cannot ask for it, and may count on it.
         retries_same_failure=given.switch("retry_same_failure") or command in (Command.TORCHRUN, Command.LAUNCH),
         log_dir=log_dir,
+        keep_bytes=_whole(given, "keep_output", 0) << 20 if command is Command.RUN else 0,
         redirects=_read(given, "redirects", text.streams),
         tee=_read(given, "tee", text.streams),
         shown_ranks=_shown_ranks(given),

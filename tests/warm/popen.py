@@ -20,7 +20,7 @@ from tests import ROOT
 from tests.descendants import END_S
 from tests.warm.start import IMPORTS, here, send
 
-AGENTS = ("odyssey_cli run", "odyssey_cli.torchrun", "odyssey_cli.launch", "tests.soak.drive")
+AGENTS = ("odyssey_cli run", "odyssey_cli.torchrun", "odyssey_cli.launch", "tests.failing_agent run", "tests.soak.drive")
 COMMAND = (
     "import sys; at_start = frozenset(sys.modules); sys.path[0] = sys.argv[1]; from tests.warm import templates; "
     "del sys.path[0]; templates.run([*map(int, sys.argv[2:])], at_start)"

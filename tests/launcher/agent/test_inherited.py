@@ -115,7 +115,7 @@ with open(os.environ["READY"], "w") as ready:
 """
 
 
-@pytest.mark.parametrize("home", ["no", "missing"])
+@pytest.mark.parametrize("home", [pytest.param("no", marks=pytest.mark.soak), "missing"])
 def test_odd_folders_and_no_streams_hinder_nobody(scene: Scene, home: str) -> None:
     """As in a container: any user, any folders."""
     odd = scene.folder / ("a folder's name " + "x" * 120)

@@ -12,13 +12,13 @@ from functools import partial
 
 import pytest
 import torch
-from odyssey.runtime.transport import ADDRESS
 
 from odyssey.plan.needs import Needs
 from odyssey.protocol.messages import Deframer, Known, Report, frame
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
+from odyssey.runtime.transport import ADDRESS
 
 pytestmark = pytest.mark.timeout(60)
 CPU = torch.device("cpu")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from odyssey.runtime.transport import ADDRESS
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from launcher.agent.introductions import MAX_OPEN
@@ -24,6 +23,7 @@ from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import PREFACE_BYTES, GlooStore, Introductions, Listening, NcclStore
+from odyssey.runtime.transport import ADDRESS
 from tests import ROOT
 from tests.agent_runs import TRAIN, Ran
 from tests.launcher.cluster.test_agents import Agent, start

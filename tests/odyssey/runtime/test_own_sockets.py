@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from odyssey.runtime.transport import ADDRESS
 
 from launcher.joblog.events import GenerationStarted
 from launcher.options import RunOptions
@@ -19,6 +18,7 @@ from odyssey.protocol.messages import Broken, Known, Offered
 from odyssey.runtime.connections import Connections, Endpoint
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
+from odyssey.runtime.transport import ADDRESS
 from tests import ROOT
 from tests.agent_runs import Ran, descriptors, nothing_left
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from odyssey.runtime.transport import ADDRESS
 
 from odyssey.plan.needs import Needs
 from odyssey.protocol.messages import Known, Offered
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import PREFACE_BYTES, TOKEN_BYTES, Listening
+from odyssey.runtime.transport import ADDRESS
 
 pytestmark = pytest.mark.timeout(60)
 OFFERS = dict[int, Offered]
