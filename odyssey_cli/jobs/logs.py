@@ -244,7 +244,7 @@ class LogTail:
             rank = self._rank_of(home, file)
             if rank is not None and self._rank in (None, rank):  # else the log does not have it yet
                 found.append((file.attempt, rank, file.stream != "stdout", home, file, held))
-        return [(home, file, held) for *_, home, file, size in sorted(found, key=lambda one: one[:4])]
+        return [(home, file, held) for *_, home, file, held in sorted(found, key=lambda one: one[:4])]
 
     def _look_again(self) -> None:
         """Ranks have been started again, maybe elsewhere."""
