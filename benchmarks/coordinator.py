@@ -21,7 +21,7 @@ from launcher.joblog.events import Body, Cause, CauseKind, Event, JobStarted, Pr
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, StateFrom
 from odyssey.protocol.messages import Hello, LayerSpec, ModelSpec, Paused, Ready
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
 N_STAGES = 8

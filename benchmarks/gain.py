@@ -27,7 +27,7 @@ from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source
 from odyssey_cli.rehearsal.comparison import Generation
 from odyssey_cli.rehearsal.rehearse import SIGNALS, Wanted, rehearse
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 
 N_STEPS = 10
 ABOUT = (

@@ -24,12 +24,13 @@ from benchmarks.report import Cell, Row
 from benchmarks.run import run
 from odyssey.plan.pipelines import span_layers
 from odyssey.plan.plan import Move
-from perfmodel.catalog import load_job
-from perfmodel.costs import Costs
-from perfmodel.moving import busiest_s, moves_s, occupied
-from perfmodel.profile import Link, Profile
+from perfmodel.profile.catalog import load_job
+from perfmodel.profile.profile import Link, Profile
+from perfmodel.step.costs import Costs
+from perfmodel.transition.moving import moves_s, occupied
 from strategies.building.moves import improved, moves
 from strategies.situation import Situation
+from tests.planning import busiest_s
 
 N_CASES = 200
 SIZES = (8, 16, 32, 64)

@@ -25,12 +25,12 @@ from benchmarks.report import Cell, Row
 from benchmarks.run import run
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction
-from perfmodel.costs import Costs
-from perfmodel.price import price
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
+from perfmodel.step.costs import Costs
 from strategies.building.compose import n_micro_batches_of
 from strategies.search import warm_up
 from strategies.situation import Situation
+from tests.planning import price
 
 N_SMALL = {"one host": 40, "hosts": 60}
 N_LARGE = 12
@@ -114,7 +114,7 @@ class Everything:
                     continue
                 for ranges, hosts in product(self._all_splits(lengths), self._all_hosts(lengths)):
                     on = Counter(row[0] for row in hosts)
-                    reduced_s = costs.all_reduce_of_hosts_s(len(on), max(on.values()), profile.layers[0].gradient_bytes)
+                    reduced_s = costs.all_reduce_s(len(on), max(on.values()), profile.layers[0].gradient_bytes)
                     for share in shares(profile.global_batch, len(lengths)):
                         slowest_s = max(map(self._alone_s, ranges, hosts, share))
                         yield profile.global_batch / (slowest_s + reduced_s), ranges, hosts, share

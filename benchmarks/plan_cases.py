@@ -10,16 +10,16 @@ from msgspec.structs import replace
 
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan, Schedule, Transition
-from perfmodel.costs import has_halves
-from perfmodel.price import price
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
-from perfmodel.work import work_of
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.step.costs import has_halves
+from perfmodel.step.work import work_of
 from strategies.building.compose import compose
 from strategies.search import best, initial_plan, search
 from strategies.search.cut_micro_batches import cut
 from strategies.search.next_loss import Ahead, closed_step_s
 from strategies.search.next_loss import worth as worth_ahead
 from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Situation
+from tests.planning import price
 
 SEED = 1
 

@@ -27,7 +27,7 @@ from odyssey.plan.plan import Plan
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source
-from perfmodel import catalog
+from perfmodel.profile import catalog
 from strategies.search import best, search
 from strategies.situation import Aim, Candidate, Protect, Situation
 

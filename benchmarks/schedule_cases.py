@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Compute, Plan, Schedule
 from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, program
-from perfmodel.price import price
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
-from perfmodel.work import work_of
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.step.work import work_of
 from strategies import reroute
 from strategies.building.compose import compose
 from strategies.situation import Situation
+from tests.planning import price
 
 KINDS = ("split", "coupled", "routed")
 CAPS = (1.0, 1.25, 1.5, 2.0, None)

@@ -25,8 +25,8 @@ from benchmarks.report import Cell, Row
 from benchmarks.run import run
 from odyssey.errors import StateLost
 from odyssey.plan.plan import encode
-from perfmodel.catalog import load_job
-from perfmodel.profile import Profile
+from perfmodel.profile.catalog import load_job
+from perfmodel.profile.profile import Profile
 from strategies.search import best, initial_plan, search, warm_up
 from strategies.situation import Situation
 

@@ -27,7 +27,7 @@ from benchmarks.run import MEMORY
 from launcher.joblog import reader
 from launcher.joblog.events import Event
 from odyssey.plan.plan import Plan, encode
-from perfmodel import profile as profiles
+from perfmodel.profile import profile as profiles
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ROOT / "benchmarks" / "jobs"

@@ -74,10 +74,11 @@ class RunOptions(msgspec.Struct, frozen=True):
     restarts in so many seconds. `restart_backoff_s`: the pause before the second restart in a row that had no progress in
     between, twice as long before each further one. `retries_same_failure`: also when it came before any progress.
 
-    Output. `capture_output`: a display is up, so what ranks write to the terminal goes to it. `redirects`, `tee`: streams of
-    each local rank that go to a file, or to a file and the terminal. `shown_ranks`: local ranks whose output comes to the
-    terminal; empty for all. `stdout_filters`: lines with one of these go to filtered_stdout.log as well. `line_prefix`: a
-    template with `${role_name}`, `${rank}`, `${local_rank}`, `${hostname}`; empty for `[${role_name}${local_rank}]:`.
+    Output. `capture_output`: a display is up, so what ranks write to the terminal goes to it. `keep_bytes`: of each stream of a
+    rank that goes to no file and comes by the agent the end is kept, no more than so much; 0 for nothing. `redirects`, `tee`:
+    streams of each local rank that go to a file, or to a file and the terminal. `shown_ranks`: local ranks whose output comes
+    to the terminal; empty for all. `stdout_filters`: lines with one of these go to filtered_stdout.log as well. `line_prefix`:
+    a template with `${role_name}`, `${rank}`, `${local_rank}`, `${hostname}`; empty for `[${role_name}${local_rank}]:`.
     `log_dir`: each job makes a folder below it; /dev/null for none. `stdin_rank`: the only rank that reads standard input; None
     for all. `json_report`: where to write why the job failed. `verbose`: say which rules decided what.
 
@@ -128,6 +129,7 @@ class RunOptions(msgspec.Struct, frozen=True):
 
     log_dir: Path = Path("odyssey-logs")
     capture_output: bool = False
+    keep_bytes: int = 4 << 20
     redirects: dict[int, Std] | Std = Std.NONE
     tee: dict[int, Std] | Std = Std.NONE
     shown_ranks: frozenset[int] = frozenset()

@@ -248,7 +248,7 @@ class Job:
             while self._session.replaying or self.next_step < n_steps:
                 replaying = self._session.replaying
                 step = replaying[0].position[0] if replaying else self.next_step
-                result = self._session.run(self._training_step(step))
+                result = self._session.run(self._training_step(step, n_steps))
                 loss, norm, *lr = result.values
                 if not math.isfinite(loss):
                     raise NonFiniteLoss(
@@ -258,7 +258,7 @@ class Job:
         finally:
             self._session.loop_ended()
 
-    def _training_step(self, step: int) -> Transaction[Engine]:
+    def _training_step(self, step: int, n_steps: int) -> Transaction[Engine]:
         n_samples = self._batches.global_batch
 
         def conclude(sums: Sequence[float]) -> Values:
@@ -273,7 +273,9 @@ class Job:
         def its_metrics(sums: Sequence[float]) -> Mapping[str, float]:
             return means(sums[2 + N_RATE :], n_samples)
 
-        return Transaction("step", lambda engine: engine.run_step(step), conclude, take, n_samples, metrics=its_metrics)
+        return Transaction(
+            "step", lambda engine: engine.run_step(step), conclude, take, n_samples, metrics=its_metrics, n_steps=n_steps
+        )
 
     def _clip_factor(self, norm: float) -> float:
         """As torch.nn.utils.clip_grad_norm_."""

@@ -9,9 +9,10 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
+import typer.core
 
 from odyssey.errors import UsageError
 from odyssey.plan.worker import Rank
@@ -30,15 +31,33 @@ _PASSED_ON: dict[str, Any] = {
 }
 """For command lines that command_line/parser.py reads."""
 
+
+class _Completion(NamedTuple):
+    value: str
+    help: str
+    type: str = "plain"
+
+
+class _Launch(typer.core.TyperCommand):
+    """A command whose line command_line/parser.py reads: typer does not know what it can be completed by."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        from odyssey_cli.command_line.completion import completions
+
+        found = completions(Command(f"odyssey {self.name}"), ctx.args, incomplete)
+        return [_Completion(value, help) for value, help in found]
+
+
 app = typer.Typer(
     name="odyssey",
     help="Train with PyTorch, and keep training when ranks are lost.",
-    add_completion=False,
     no_args_is_help=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=_SETTINGS,
 )
+
+_LAUNCH: dict[str, Any] = {"cls": _Launch, "context_settings": _PASSED_ON, "add_help_option": False}
 
 Layout = Annotated[str, typer.Option("--layout", metavar="LAYOUT", help="auto, 2x4 (pipelines x stages) or 3+2+3.")]
 Mtbf = Annotated[
@@ -92,19 +111,21 @@ def _odyssey(
         raise typer.Exit
 
 
-@app.command(context_settings=_PASSED_ON, add_help_option=False, short_help="Train, and go on when ranks are lost.")
+@app.command(
+    cls=_Launch, context_settings=_PASSED_ON, add_help_option=False, short_help="Train, and go on when ranks are lost."
+)
 def run(context: typer.Context) -> None:
     """Train: start the ranks of a script, and go on with a new layout when some are lost."""
     raise typer.Exit(_launch(context, Command.RUN))
 
 
-@app.command(context_settings=_PASSED_ON, add_help_option=False, short_help="Measure a script's layers and links.")
+@app.command(**_LAUNCH, short_help="Measure a script's layers and links.")
 def profile(context: typer.Context) -> None:
     """Measure what a script's layers and the links between ranks cost, and write it to a file."""
     raise typer.Exit(_launch(context, Command.PROFILE))
 
 
-@app.command(context_settings=_PASSED_ON, add_help_option=False, short_help="Check hosts before a job needs them.")
+@app.command(**_LAUNCH, short_help="Check hosts before a job needs them.")
 def check(context: typer.Context) -> None:
     """Check hosts before a job: what they have, how fast and how right they compute, how they reach each other."""
     raise typer.Exit(_launch(context, Command.CHECK))
@@ -483,7 +504,7 @@ def logs(
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="And what they go on to write, until the job ends.")] = False,
 ) -> None:
-    """Show what a job's ranks wrote, as far as it went to files."""
+    """Show what a job's ranks wrote: what went to files, and the end of what else passed the launcher."""
     from odyssey_cli.jobs import logs
 
     raise typer.Exit(logs.logs(job, rank=None if rank is None else Rank(rank), follow=follow))

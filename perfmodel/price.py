@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import msgspec
@@ -10,13 +10,12 @@ import msgspec
 from odyssey.plan.needs import SumOver
 from odyssey.plan.plan import Estimate, Plan
 from odyssey.plan.worker import Worker
-from perfmodel.cell_cost import cell_cost
-from perfmodel.cells import Cell, cells
-from perfmodel.costs import Costs
-from perfmodel.objective import objective
-from perfmodel.profile import Profile
-from perfmodel.timeline import finish, twins
-from perfmodel.transition import transition
+from perfmodel.step.costs import Costs
+from perfmodel.step.finish import finish
+from perfmodel.step.group_cost import group_cost
+from perfmodel.step.independent_groups import IndependentGroup, independent_groups, twins
+from perfmodel.transition.transition import transition
+from perfmodel.worth.objective import objective
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -26,58 +25,42 @@ class Price(msgspec.Struct, frozen=True):
     peak_worker: Worker
 
 
-def price(
-    plan: Plan,
-    profile: Profile,
-    *,
-    seconds_to_change: float,
-    search_s: float = 0.0,
-    node_of: Mapping[Worker, int] | None = None,
-    slow: Mapping[Worker, float] | None = None,
-) -> Estimate:
-    """Step time, memory and transition of `plan` at the costs of `profile`; `slow`: see Costs.
+def price(plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float, whole: Set[SumOver] = frozenset()) -> Price:
+    """Step time, memory and transition of `plan`. `whole`: see `transition`.
 
     The step time is that of the op graph times the profile's `step_scale`. Says nothing about whether the memory
-    suffices: compare `peak_bytes` with `profile.cluster.memory_bytes`.
+    suffices: compare `peak_bytes` with `cluster.memory_bytes`.
     Raises PlanError if a worker's program waits for an op that no one runs.
     """
-    costs = Costs(profile, node_of, slow)
-    return price_in_detail(plan, costs, seconds_to_change=seconds_to_change, search_s=search_s).estimate
+    groups = _latest(independent_groups(plan, costs))
+    computed: dict[Worker, float] = {}
+    complete: dict[Worker, tuple[float, ...]] = {}
+    peak_of: dict[Worker, int] = {}
+    for group in groups:
+        cost = group_cost(plan, costs, group)
+        workers = group.copies[0]
+        computed.update(zip(workers, cost.computed_s, strict=True))
+        complete.update(zip(workers, cost.complete_s, strict=True))
+        peak_of.update(zip(workers, cost.peak_bytes, strict=True))
+    step_s = finish(plan, costs, computed, complete, twins(groups)).step_s * costs.profile.step_scale
+    peak_worker = max(peak_of, key=lambda worker: (peak_of[worker], -worker))
+    parts = transition(plan, costs, search_s, whole)
+    value = objective(plan.global_batch, step_s, parts.total_s, seconds_to_change)
+    return Price(Estimate(step_s, parts, peak_of[peak_worker], value), peak_worker)
 
 
-def _latest(found: Sequence[Cell]) -> list[Cell]:
+def _latest(found: Sequence[IndependentGroup]) -> list[IndependentGroup]:
     """Without the pipelines that differ from others in nothing but that they have fewer micro-batches: these are as late with
     everything, and keep as much. Their workers stand for them.
 
     In 1F1B the others' orders are theirs with more in between. Nothing says so of halves; in thousands of cases it was so.
     """
-    groups: dict[object, list[Cell]] = {}
-    for cell in found:
-        groups.setdefault(cell.kind if cell.kind is not None else id(cell), []).append(cell)
+    kinds: dict[object, list[IndependentGroup]] = {}
+    for group in found:
+        kinds.setdefault(group.kind if group.kind is not None else id(group), []).append(group)
     latest = []
-    for alike in groups.values():
-        first = max(alike, key=lambda cell: cell.n_micro_batches)
-        copies = (*first.copies, *(copy for cell in alike if cell is not first for copy in cell.copies))
+    for alike in kinds.values():
+        first = max(alike, key=lambda group: group.n_micro_batches)
+        copies = (*first.copies, *(copy for group in alike if group is not first for copy in group.copies))
         latest.append(first if len(alike) == 1 else replace(first, copies=copies))
     return latest
-
-
-def price_in_detail(
-    plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float, whole: Set[SumOver] = frozenset()
-) -> Price:
-    """Price as `price` does, and name the worker that needs the most memory. `whole`: see `transition`."""
-    found = _latest(cells(plan, costs))
-    computed: dict[Worker, float] = {}
-    complete: dict[Worker, tuple[float, ...]] = {}
-    peak_of: dict[Worker, int] = {}
-    for cell in found:
-        walked = cell_cost(plan, costs, cell)
-        workers = cell.copies[0]
-        computed.update(zip(workers, walked.computed_s, strict=True))
-        complete.update(zip(workers, walked.complete_s, strict=True))
-        peak_of.update(zip(workers, walked.peak_bytes, strict=True))
-    step_s = finish(plan, costs, computed, complete, twins(found)).step_s * costs.profile.step_scale
-    peak_worker = max(peak_of, key=lambda worker: (peak_of[worker], -worker))
-    parts = transition(plan, costs, search_s, whole)
-    value = objective(plan.global_batch, step_s, parts.total_s, seconds_to_change)
-    return Price(Estimate(step_s, parts, peak_of[peak_worker], value), peak_worker)

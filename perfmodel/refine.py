@@ -16,11 +16,11 @@ import msgspec
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from odyssey.protocol.messages import Measured, OpTime, Trial
-from perfmodel.costs import Costs, has_input_gradient
-from perfmodel.moving import moves_s
-from perfmodel.profile import LayerProfile, Profile
-from perfmodel.timeline import simulate
-from perfmodel.transition import group_members, left_of_op_s, proved_bytes
+from perfmodel.profile.profile import LayerProfile, Profile
+from perfmodel.step.costs import Costs, has_input_gradient
+from perfmodel.step.timeline import timeline_of
+from perfmodel.transition.moving import moves_s
+from perfmodel.transition.transition import group_members, left_of_op_s, proved_bytes
 
 STEP_WEIGHT = 0.5
 """Part of the way that one report of op times moves the layers of its range: it is a mean over many ops."""
@@ -80,7 +80,7 @@ def tried(profile: Profile, plan: Plan, reports: Iterable[Measured], node_of: Ma
         computed.append(OpTime("O", 0, 0, len(beside_s), fmean(beside_s)))
     step_s = median(trial.step_s for _, trial in tried)
     profile = _with_proofs(profile, tried)
-    crowded = simulate(plan, profile, node_of).crowded
+    crowded = timeline_of(plan, profile, node_of).crowded
     return rescale(refresh(profile, computed, crowded, weight=1.0), plan, step_s, node_of, weight=1.0)
 
 
@@ -103,7 +103,7 @@ def rescale(
     slow: Mapping[Worker, float] | None = None,
 ) -> Profile:
     """The profile after `plan` has run for a while with this median step time; `slow`: see Costs."""
-    modelled_s = simulate(plan, profile, node_of, slow).step_s
+    modelled_s = timeline_of(plan, profile, node_of, slow).step_s
     scale = profile.step_scale + weight * (measured_step_s / modelled_s - profile.step_scale)
     return msgspec.structs.replace(profile, step_scale=scale)
 

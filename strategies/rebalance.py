@@ -18,7 +18,7 @@ from odyssey.errors import PlanError
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan, Route
 from odyssey.plan.worker import Worker
-from perfmodel.price import price_in_detail
+from perfmodel.price import price
 from strategies.building.closed_form import Ranges, Shape, distribute
 from strategies.building.compose import assign, batch_of, compose, n_micro_batches_of
 from strategies.building.exchange import ordered
@@ -188,7 +188,7 @@ def _steps(of: Sequence[Shape], shares: Sequence[int], slow: Sequence[int]) -> I
 
 def _step_s(situation: Situation, plan: Plan) -> float:
     change_s = situation.seconds_to_change
-    return price_in_detail(plan, situation.costs, seconds_to_change=change_s, search_s=0.0).estimate.step_s
+    return price(plan, situation.costs, seconds_to_change=change_s, search_s=0.0).estimate.step_s
 
 
 # -- other routes ------------------------------------------------------------------------------------------------------

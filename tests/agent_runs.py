@@ -16,8 +16,8 @@ from launcher.joblog.events import Event
 from launcher.options import RunOptions
 from odyssey import own_process
 from odyssey.runtime import peer_memory
-from perfmodel import profile as profiles
-from perfmodel.profile import Profile
+from perfmodel.profile import profile as profiles
+from perfmodel.profile.profile import Profile
 from tests import ROOT
 
 TRAIN = str(ROOT / "tests" / "jobs" / "train.py")

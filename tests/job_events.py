@@ -21,8 +21,8 @@ from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Estimate, Plan, Reduction, Route, Transition
 from odyssey.plan.proof import prove
 from odyssey.protocol.messages import Committed, Hello, LayerSpec, ModelSpec, Paused, Ready, Result
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
-from perfmodel.spread import Spread
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.profile.spread import Spread
 from strategies.situation import Candidate
 
 START = 1_700_000_000.0
@@ -84,7 +84,7 @@ def candidates() -> tuple[Candidate, ...]:
 
 
 def committed(step: int, time: float, generation: int = 1, loss: float = 3.0) -> Event:
-    body = Committed(0, generation, Result((step, 0), "step", (loss, 1.0)), 32, 0.05)
+    body = Committed(0, generation, Result((step, 0), "step", (loss, 1.0)), 32, 0.05, 40)
     return Event(time, generation, "rank 0", body)
 
 

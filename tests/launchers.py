@@ -285,7 +285,7 @@ class Scene:
         files = sorted(self.tmp.rglob("*"))
         assert not files, f"{files} left in the temporary folder"
         deadline = time.monotonic() + 5
-        while (names := _shared_memory() - self._shm - _mapped()) and time.monotonic() < deadline:
+        while (names := _shared_memory() - self._shm) and (names := names - _mapped()) and time.monotonic() < deadline:
             time.sleep(0.05)  # shared memory belongs to the whole host: what other programs have is not ours
         assert not names, f"{sorted(names)} left in /dev/shm"
 
@@ -334,9 +334,10 @@ def _shared_memory() -> set[str]:
 def _mapped() -> set[str]:
     """The files of /dev/shm that a living process has."""
     names = set()
-    for process in psutil.process_iter():
+    for path in Path("/proc").glob("[0-9]*/maps"):
         try:
-            names |= {Path(area.path).name for area in process.memory_maps() if area.path.startswith("/dev/shm/")}
-        except (psutil.Error, OSError):
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
             continue  # it is gone, or another user's
+        names |= {line.rpartition("/dev/shm/")[2].removesuffix(" (deleted)") for line in lines if "/dev/shm/" in line}
     return names

@@ -46,12 +46,13 @@ from odyssey.protocol.messages import (
     frame,
 )
 from odyssey.zygote import protocol
-from perfmodel.merge import merge
-from perfmodel.profile import Profile
-from perfmodel.work import work_of
+from perfmodel.profile.merge import merge
+from perfmodel.profile.profile import Profile
+from perfmodel.step.work import work_of
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Protect, Situation
 from tests import ROOT
+from tests.warm.start import IMPORTS
 
 LIMIT_S = 60.0
 N_RANKS = 4
@@ -92,7 +93,7 @@ class Forks:
 def forks() -> Iterator[Forks]:
     """A zygote that has imported what ranks with a Job need."""
     was_subreaper = set_subreaper(True)
-    made = rank_process.Zygote(["torch", "torch.distributed", "torch._dynamo", "odyssey.job"], dict(os.environ), N_RANKS)
+    made = rank_process.Zygote([name for more in IMPORTS for name in more], dict(os.environ), N_RANKS)
     try:
         assert isinstance(made.answer(), protocol.Imported)
         yield Forks(made)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from odyssey.plan.plan import Compute, ComputeOrder, Estimate, Plan
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from odyssey.plan.plan import Compute, ComputeOrder, Estimate, Move, Plan
+from perfmodel import price as pricing
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.step.costs import Costs
+from perfmodel.transition.moving import Resource, add, occupied
 from strategies.search import initial_plan
 from strategies.situation import Aim, Protect, Situation
 
@@ -100,6 +103,28 @@ def first_plan(of: Profile, layout: str, n_workers: int) -> Plan:
     plain = [c.plan for c in table if c.plan is not None and c.plan.schedule.rule == "1f1b"]
     assert plain, table[0].reason
     return plain[0]
+
+
+def price(
+    plan: Plan,
+    of: Profile,
+    *,
+    seconds_to_change: float,
+    search_s: float = 0.0,
+    node_of: Mapping[int, int] | None = None,
+    slow: Mapping[int, float] | None = None,
+) -> Estimate:
+    """The estimate of a plan at the costs of a profile; `node_of`, `slow`: see Costs."""
+    costs = Costs(of, node_of, slow)
+    return pricing.price(plan, costs, seconds_to_change=seconds_to_change, search_s=search_s).estimate
+
+
+def busiest_s(moves: Iterable[Move], costs: Costs) -> float:
+    """Seconds that the busiest worker or interface is occupied: no order of these moves ends sooner."""
+    busy: dict[Resource, float] = {}
+    for move in moves:
+        add(busy, occupied(move, costs))
+    return max(busy.values(), default=0.0)
 
 
 def unsplit(of: Profile) -> Profile:

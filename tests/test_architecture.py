@@ -74,16 +74,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "replicas",
         "zygote",
     ),
-    "perfmodel": (
-        *(
-            "profile",
-            "costs catalog merge reliability checkpointing spread",
-            "cells running memory reducing moving keeping walk objective horizon escalation",
-            "sharing work transition",
-            "timeline",
-        ),
-        *("cell_cost refine", "price"),
-    ),
+    "perfmodel": ("profile worth", "step", "transition", "price refine"),
     "strategies": ("situation", "building", "*", "search"),
     "launcher": (
         *("options consensus", "host", "joblog", "failures", "coordinator", "output health", "planning processes"),
@@ -365,6 +356,7 @@ OWN_OPTIONS = {
     "--mtbf", "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
     "--retry-same-failure", "--secret-file", "--spares", "--stall-timeout", "--stdin-rank", "--strategy", "--survive",
     "--survive-nodes", "--protect", "--verbose", "--on-loss", "--allow-approximate", "--low-rank", "--low-rank-steps",
+    "--keep-output",
 }  # fmt: skip
 """What `odyssey run` has beside torchrun's options. tests/odyssey_cli/test_launch_arguments.py holds these against torchrun's
 parser."""

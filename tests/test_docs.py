@@ -113,3 +113,21 @@ def test_a_word_of_the_glossary_is_used_where_it_says_and_by_ranks_or_agents(wor
 
     assert [path for path in told if not uses(path.read_text(), word)] == []
     assert any(uses(path.read_text(), word) for path in ours) != (word in strategies.names())
+
+
+INVARIANTS = ROOT / "docs/internals/invariants.md"
+CITED = re.compile(r"\bI\d+\b")
+
+
+def test_every_invariant_is_cited_where_the_page_says_and_no_other_is() -> None:
+    rows = [line for line in INVARIANTS.read_text().splitlines() if line.startswith("| I")]
+    listed = set()
+    for row in rows:
+        _, number, _, *cells, _ = (cell.strip() for cell in row.split("|"))
+        listed.add(number)
+        for path in re.findall(r"\]\(([^)]+)\)", " ".join(cells)):
+            assert number in CITED.findall((INVARIANTS.parent / path).read_text()), f"{path} does not cite {number}"
+    packages = [f"{name}/*.py" for name in ("odyssey", "launcher", "strategies", "perfmodel", "odyssey_cli")]
+    cited = {number for path in files(*packages) for number in re.findall(r"\((I\d+)\b", path.read_text())}
+
+    assert cited == listed

@@ -142,7 +142,7 @@ def test_a_wheel_has_the_kernel_compiled_under_the_name_of_its_source(wheel: Pat
     assert name.startswith(f"odyssey/kernel/{kernel.compiled_name(kernel.SOURCE.read_bytes())}.")
 
 
-@pytest.mark.parametrize("missing", ["compiler", "mypyc"])
+@pytest.mark.parametrize("missing", [pytest.param("compiler", marks=pytest.mark.soak), "mypyc"])
 def test_a_wheel_is_built_without_the_kernel_where_that_cannot_be_compiled(
     missing: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -188,12 +188,17 @@ def test_a_project_finds_its_own_under_torchrun(python: Path, scene: Scene) -> N
     ("command", "turn", "variables"),
     [
         (("bin/odyssey", "run", "--nproc-per-node=2", "train.py"), 0, {"PYTHONPATH": "."}),
-        (("bin/odyssey-torchrun", "--nproc-per-node=2", "train.py"), 1, {"ODYSSEY_ZYGOTE": "0"}),
-        (("-m", "odyssey_cli.torchrun", "--nproc-per-node=2", "-m", "train"), 2, {"PYTHONPATH": "."}),
         (("-m", "odyssey_cli.launch", "--use-env", "--nproc-per-node=2", "train.py"), 1, {"ODYSSEY_ZYGOTE": "0"}),
         (("-m", "odyssey_cli", "run", "--nproc-per-node=2", "train.py"), 2, {"ODYSSEY_ZYGOTE": "0", "PYTHONPATH": "."}),
+        *(
+            pytest.param(command, turn, variables, marks=pytest.mark.soak)
+            for command, turn, variables in [
+                (("bin/odyssey-torchrun", "--nproc-per-node=2", "train.py"), 1, {"ODYSSEY_ZYGOTE": "0"}),
+                (("-m", "odyssey_cli.torchrun", "--nproc-per-node=2", "-m", "train"), 2, {"PYTHONPATH": "."}),
+            ]
+        ),
     ],
-    ids=["odyssey", "odyssey-torchrun", "module-torchrun", "module-launch", "module-odyssey"],
+    ids=["odyssey", "module-launch", "module-odyssey", "odyssey-torchrun", "module-torchrun"],
 )
 def test_launcher_and_project_find_each_its_own(
     python: Path, scene: Scene, command: tuple[str, ...], turn: int, variables: dict[str, str]

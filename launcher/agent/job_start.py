@@ -23,7 +23,7 @@ from launcher.planning.planner import Planner
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
 from odyssey.plan.worker import Worker, worker_of
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 
 
 def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo, ...]) -> JobStarted:

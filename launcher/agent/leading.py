@@ -49,7 +49,7 @@ from launcher.processes.ranks import Processes
 from odyssey.plan.worker import Rank, Worker
 from odyssey.protocol.messages import SAME_CALLS, Broken, Failed, Position, ReachedAt, frame
 from odyssey.text import as_unicode
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from launcher.processes import environment as environments
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent, Role
 from odyssey.plan.worker import Rank
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 
 Output = Callable[[Rank, str, bytes], None]
 
@@ -52,7 +52,7 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
     )
     profile = None
     if options.profile is not None:
-        from perfmodel.profile import read
+        from perfmodel.profile.profile import read
 
         profile = read(options.profile)
     report = _checked(options, watch) if options.checks_hosts else None

@@ -69,13 +69,13 @@ class Stacks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Files(msgspec.Struct, frozen=True, tag=True):
-    """With their sizes."""
+    """With the first byte of its stream that each holds, and the one behind the last."""
 
-    files: Annotated[tuple[tuple[KeptFile, Size], ...], msgspec.Meta(max_length=MAX_FILES)]
+    files: Annotated[tuple[tuple[KeptFile, tuple[Size, Size]], ...], msgspec.Meta(max_length=MAX_FILES)]
 
 
 class Piece(msgspec.Struct, frozen=True, tag=True):
-    """Empty at the file's end, or where there is none."""
+    """Empty at the file's end, where there is none, and of what is not kept any more."""
 
     data: Annotated[bytes, msgspec.Meta(max_length=MAX_PIECE_BYTES)]
 

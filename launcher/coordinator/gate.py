@@ -1,4 +1,4 @@
-"""The gate before `go`: what the ranks report must agree, or nothing runs. Pure; answers what differs, and where."""
+"""The gate before `go`: what the ranks report must agree, or nothing runs (I9). Pure; answers what differs, and where."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ from launcher.joblog.wording import ranks_text
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
 from odyssey.protocol.messages import Connect, Connected, Drain, Paused
-from perfmodel.escalation import due_after_s
+from perfmodel.worth.escalation import due_after_s
 from strategies.situation import Candidate
 from strategies.situation.faults import attempt
 
@@ -232,7 +232,7 @@ def slowed(job: JobState, body: RankSlowed) -> Actions:
 
 
 def _due_in_s(job: JobState, candidates: Sequence[Candidate]) -> float:
-    """Seconds until as much is lost by slow ranks as the transition to the best plan takes, see perfmodel/escalation.py."""
+    """Seconds until slow ranks have lost as much as the transition to the best plan takes (perfmodel/worth/escalation.py)."""
     best = candidates[0]
     now = next((row for row in candidates if row.strategy == UNCHANGED), None)
     if not job.slow or best.estimate is None or now is None or now.estimate is None:

@@ -123,7 +123,7 @@ def _if_all_made_next(job: JobState) -> Actions:
 
 
 def _check_profile(job: JobState) -> Actions:
-    from perfmodel.merge import check_model  # not on the way to the first spawn
+    from perfmodel.profile.merge import check_model  # not on the way to the first spawn
 
     assert job.profile is not None
     try:

@@ -19,7 +19,10 @@ from odyssey.protocol.messages import Broken, Hello
 
 
 def step(state: State, event: Event) -> tuple[State, Actions]:
-    """Take in one event. Decisions and notes in a log are outputs: they change nothing. The state that was given is void."""
+    """Take in one event. Decisions and notes in a log are outputs: they change nothing. The state that was given is void.
+
+    What is of an older generation changes nothing (I4).
+    """
     body, world = event.body, state.world
     if state.status is Status.ENDED or type(body) not in _HEARD:
         return state, ()

@@ -23,8 +23,8 @@ from odyssey.plan.rest import Rest
 from odyssey.plan.worker import Rank, numbers_from
 from odyssey.protocol import messages
 from odyssey.protocol.messages import ModelSpec, Position, Result, position_after
-from perfmodel.profile import Profile
-from perfmodel.reliability import WINDOW_S
+from perfmodel.profile.profile import Profile
+from perfmodel.worth.reliability import WINDOW_S
 
 
 class Status(enum.StrEnum):

@@ -140,7 +140,7 @@ def measure(job: JobState) -> Actions:
 
 
 def propose(job: JobState) -> Actions:
-    """Ask for plans, if what the survivors report allows to go on at all."""
+    """Ask for plans, if what the survivors report allows to go on at all: all take what one has passed (I2)."""
     recovery, members, workers = job.recovery, job.members, job.workers
     if job.leaving.keys() >= members:
         job.leaving.clear()  # nobody would be left

@@ -205,3 +205,18 @@ def _stat_of(line: bytes) -> Stat | None:
 def path_in(folder: int, name: str) -> str:
     """By which this process finds a file of an open folder: a short one, as the address of a socket has to be."""
     return f"/proc/self/fd/{folder}/{name}"
+
+
+def waited_s(pid: int) -> float | None:
+    """How long the process's threads could have run so far, and had no processor, together. None where it is gone, or this
+    kernel does not count."""
+    try:
+        return sum(int(path.read_bytes().split()[1]) for path in (PROC / str(pid) / "task").glob("*/schedstat")) / 1e9
+    except (OSError, IndexError):
+        return None
+
+
+def stolen_s() -> float:
+    """How long the host of a virtual machine has had its processors elsewhere so far, of all together."""
+    with (PROC / "stat").open("rb") as file:
+        return int(file.readline().split()[8]) * TICK_S

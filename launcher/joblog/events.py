@@ -15,7 +15,7 @@ from odyssey.codec import Json, Name, Pid, check_ip_address, to_json
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
 from odyssey.protocol.messages import Result, Word
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.situation import Aim, Candidate
 
 

@@ -3,14 +3,17 @@
     LOG_DIR/20261121-121548_3f9c/events.jsonl
                                  attempt_0/filtered_stdout.log
                                            2/stdout.log, stderr.log, error.json
+                                 kept/attempt_0/2/stdout.log, stderr.log
 
-`<run id>_<random>`, and below it torchrun's tree: an attempt, a local rank. Files are made where something goes to them.
+`<run id>_<random>`, and below it torchrun's tree: an attempt, a local rank. Files are made where something goes to them. Below
+`kept` is the end of what nobody has asked to have in files, of this attempt and the one before.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,17 +26,21 @@ from launcher.joblog.events import Event, encode
 from launcher.options import RunOptions, Std
 from odyssey.errors import UsageError
 
+KEPT = "kept"
+"""The folder of that."""
 STREAMS = {Std.OUT: "stdout", Std.ERR: "stderr"}
 
 
 class Outlet(msgspec.Struct, frozen=True):
     """Where one stream of a rank goes. `file`: None for none. `is_teed`: to the terminal as well as to the file, line by
-    line with the rank's prefix. `is_shown`: to the terminal at all, or to the display in its place.
+    line with the rank's prefix. `is_shown`: to the terminal at all, or to the display in its place. `kept`: where its end is
+    kept if there is no file, as far as it comes by the agent.
     """
 
     file: Path | None
     is_teed: bool
     is_shown: bool
+    kept: Path | None = None
 
 
 class RankLogs(msgspec.Struct, frozen=True):
@@ -121,6 +128,7 @@ class JobFolder:
             attempt = self.path / f"attempt_{assignment.attempt}"
             folder = attempt / str(assignment.local_rank)
             _make(folder)
+            self._forget(assignment.attempt - 2)
         shown = self._options.shown_ranks
         is_shown = not shown or assignment.local_rank in shown
         outlets = {}
@@ -130,9 +138,17 @@ class JobFolder:
             has_file = folder is not None and (to_file or self._options.capture_output)
             is_only_file = to_file and not is_teed and folder is not None
             file = folder / f"{name}.log" if folder is not None and has_file else None
-            outlets[stream] = Outlet(file, is_teed, is_shown and not is_only_file)
+            kept = None
+            if self.path is not None and folder is not None and file is None and self._options.keep_bytes:
+                kept = self.path / KEPT / folder.relative_to(self.path) / f"{name}.log"
+            outlets[stream] = Outlet(file, is_teed, is_shown and not is_only_file, kept)
         filtered = {s: attempt / f"filtered_{name}.log" for s, name in STREAMS.items()} if attempt is not None else {}
         return RankLogs(outlets, str(folder / "error.json") if folder is not None else "", {}, filtered)
+
+    def _forget(self, attempt: int) -> None:
+        """What was kept of an attempt goes when the next but one begins."""
+        if self.path is not None and attempt >= 0:
+            shutil.rmtree(self.path / KEPT / f"attempt_{attempt}", ignore_errors=True)
 
     def close(self) -> None:
         if self._events is not None:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from launcher.output.log_files import STREAMS
+from launcher.output import rotating_file
+from launcher.output.log_files import KEPT, STREAMS
 from odyssey.codec import Count
 
 MAX_FILES = 1 << 16
@@ -26,27 +27,43 @@ class KeptFile(msgspec.Struct, frozen=True, array_like=True):
     stream: Literal["stdout", "stderr"]
 
     def path(self, folder: Path) -> Path:
-        return folder / f"attempt_{self.attempt}" / str(self.place) / f"{self.stream}.log"
+        """Of its newest part: in torchrun's tree what was asked for, else what is kept."""
+        below = Path(f"attempt_{self.attempt}", str(self.place), f"{self.stream}.log")
+        asked_for = folder / below
+        return asked_for if asked_for.exists() else folder / KEPT / below
 
 
-def files(folder: Path) -> dict[KeptFile, int]:
-    """Those that there are, attempt by attempt, and their sizes."""
-    found = []
-    for path in folder.glob("attempt_*/*/std*.log"):
+def files(folder: Path) -> dict[KeptFile, tuple[int, int]]:
+    """Those that there are, attempt by attempt, and which bytes of their streams they hold: the first, and the one behind the
+    last."""
+    found = set()
+    for path in (*folder.glob("attempt_*/*/std*.log"), *folder.glob(f"{KEPT}/attempt_*/*/std*.log")):
         attempt, place, stream = path.parts[-3].removeprefix("attempt_"), path.parts[-2], path.stem
         if attempt.isdecimal() and place.isdecimal() and stream in STREAMS.values() and max(len(attempt), len(place)) < 8:
-            try:
-                size = path.lstat().st_size
-            except OSError:
-                continue  # removed while we looked
-            found.append((int(attempt), int(place), stream != "stdout", stream, size))
-    return {KeptFile(attempt, place, stream): size for attempt, place, _, stream, size in sorted(found)[-MAX_FILES:]}  # type: ignore[arg-type]
+            found.add((int(attempt), int(place), stream != "stdout", stream))
+    kept: dict[KeptFile, tuple[int, int]] = {}
+    for attempt_number, local_rank, _, name in sorted(found)[-MAX_FILES:]:
+        file = KeptFile(attempt_number, local_rank, name)  # type: ignore[arg-type]
+        its = rotating_file.parts(file.path(folder))
+        kept[file] = its[0].start, its[-1].stop
+    return kept
 
 
 def piece(folder: Path, file: KeptFile, offset: int) -> bytes:
-    """What is there from `offset` on, not all at once; nothing at its end, or where there is no such file."""
+    """What is there from `offset` on, not all at once; nothing at its end, where there is no such file, or of what is not kept
+    any more."""
+    path = file.path(folder)
+    its = rotating_file.parts(path)
+    data = b""
+    for part in its:
+        if part.start <= offset < part.stop:
+            data = _read(part.path, offset - part.start)
+    return data if rotating_file.parts(path)[0].start == its[0].start else b""  # else it was another file by then
+
+
+def _read(path: Path, offset: int) -> bytes:
     try:
-        fd = os.open(file.path(folder), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return b""
     try:

@@ -1,10 +1,11 @@
 """What the standard streams of ranks are, and what becomes of what they write.
 
-    not redirected    the launcher's own descriptors: a terminal stays one (what comes in stderr is kept in mind)
+    not redirected    the launcher's own descriptors: a terminal stays one. Stderr that is none, and stdout that goes where it
+                      does: a pipe to the agent's loop ─► there, and the end is kept
     redirected        the file itself
     teed              a pipe to the agent's loop ─► the file, and line by line the terminal
     under a display   a pipe to the agent's loop ─► a file, and the display
-    not shown         /dev/null
+    not shown         the end is kept, or /dev/null
 
 Whatever of stderr comes by the loop leaves its end here, for the day on which the rank fails.
 """
@@ -26,6 +27,7 @@ from launcher.host.loop import Loop
 from launcher.options import RunOptions, Std
 from launcher.output.console import Console, Filtered, Lines
 from launcher.output.log_files import LogFile, Outlet, RankLogs, open_file
+from launcher.output.rotating_file import RotatingFile
 from odyssey.plan.worker import Rank
 
 TAIL_BYTES = 4096
@@ -64,6 +66,7 @@ class Streams:
         self._tails: dict[Rank, Tail] = {}
         self._filtered: dict[Path, LogFile] = {}
         self._terminal = _terminal_settings()
+        self._has_told = False
 
     def open(self, assignment: RankAssignment, variables: dict[str, str]) -> RankStreams:
         """For a new process of a rank, in whose `variables` the error file is set. Raises OdysseyError."""
@@ -84,15 +87,22 @@ class Streams:
     def _connect(self, streams: RankStreams, assignment: RankAssignment, logs: RankLogs) -> None:
         if self._options.stdin_rank not in (None, assignment.rank):
             streams.give(0, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        self._tails[assignment.rank] = tail = Tail(logs.outlets[Std.ERR].file)
+        outlets = logs.outlets
+        are_joined = self._console.is_one and all(self._is_plain(outlet) for outlet in outlets.values())
+        err = outlets[Std.OUT] if are_joined and not os.isatty(2) else outlets[Std.ERR]
+        self._tails[assignment.rank] = tail = Tail(err.file, err.kept)
         prefix = self._prefix(assignment)
         for stream, fd, name in ((Std.OUT, 1, "stdout"), (Std.ERR, 2, "stderr")):
-            outlet = logs.outlets[stream]
+            outlet = outlets[stream]
             is_captured = self._options.capture_output and outlet.is_shown
+            if are_joined:
+                if fd == 2:
+                    self._connect_joined(streams, outlets[Std.OUT], tail)
+                continue
             if not (outlet.is_teed or is_captured):
                 self._connect_plainly(streams, fd, outlet, tail)
                 continue
-            sinks: list[Sink] = []
+            sinks = self._kept(outlet)
             if outlet.file is not None:
                 sinks.append(LogFile(outlet.file, self._complain))
             if is_captured:
@@ -108,22 +118,43 @@ class Streams:
         if self._console.is_full:
             streams.pause()
 
+    def _is_plain(self, outlet: Outlet) -> bool:
+        """It goes to the launcher's own stream as it is."""
+        return outlet.is_shown and outlet.file is None and not outlet.is_teed and not self._options.capture_output
+
     def _connect_plainly(self, streams: RankStreams, fd: int, outlet: Outlet, tail: Tail) -> None:
         """No line of this stream is looked at."""
         if outlet.file is not None:
             streams.give(fd, open_file(outlet.file))
-        elif not outlet.is_shown:
+            return
+        if outlet.is_shown and os.isatty(fd):
+            return
+        if outlet.is_shown:
             if fd == 2:
-                streams.pipe(fd, [tail])
-            else:
-                streams.give(fd, os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
-        elif fd == 2 and not os.isatty(2):
-            relayed: list[Sink] = [Relay(self._console, 2), tail]
-            if self._console.is_one and streams.descriptors[1] == 1:
-                streams.pipe(1, relayed)  # else the two would get out of order
-                streams.descriptors[2] = streams.descriptors[1]
-            else:
-                streams.pipe(fd, relayed)
+                streams.pipe(fd, [Relay(self._console, fd), *self._kept(outlet), tail])
+        elif sinks := [*self._kept(outlet), *([tail] if fd == 2 else [])]:
+            streams.pipe(fd, sinks)
+        else:
+            streams.give(fd, os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+
+    def _connect_joined(self, streams: RankStreams, outlet: Outlet, tail: Tail) -> None:
+        """Both streams by one pipe to where both go: else they would get out of order."""
+        if not os.isatty(2):
+            streams.pipe(1, [Relay(self._console, 2), *self._kept(outlet), tail])
+            streams.descriptors[2] = streams.descriptors[1]
+
+    def _kept(self, outlet: Outlet) -> list[Sink]:
+        return (
+            [RotatingFile(outlet.kept, self._options.keep_bytes, self._loop, self._cannot_keep)]
+            if outlet.kept is not None
+            else []
+        )
+
+    def _cannot_keep(self, why: str) -> None:
+        """Told once: no room for one file is none for the others."""
+        if not self._has_told:
+            self._has_told = True
+            self._complain(f"what ranks write cannot be kept: {why}; the job goes on without that")
 
     def _prefix(self, assignment: RankAssignment) -> bytes:
         if not self._options.line_prefix:
@@ -157,6 +188,11 @@ class Streams:
         self.read()
         tail = self._tails.get(rank)
         return tail.text() if tail is not None else ""
+
+    def stderr_log(self, rank: Rank) -> str:
+        """The file with what the rank's last process has written to stderr; empty where there is none."""
+        tail = self._tails.get(rank)
+        return str(tail.log) if tail is not None and tail.log is not None and tail.log.exists() else ""
 
     @property
     def are_shown(self) -> bool:
@@ -258,9 +294,11 @@ class RankStreams:
 
 
 class Tail:
-    """The end of a rank's stderr: of what went through the loop, else of what the rank has added to its file."""
+    """The end of a rank's stderr: of what went through the loop, else of what the rank has added to its file. `log`: where
+    there is more of it."""
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, kept: Path | None) -> None:
+        self.log = file if file is not None else kept
         self._file = file
         self._start = file.stat().st_size if file is not None and file.is_file() else 0
         self._data: bytes | None = None

@@ -19,7 +19,7 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, Worker, ranks_of
 from odyssey.protocol.messages import Committed, Hello, Measured, ModelSpec, OpTimes
 from odyssey.protocol.trial import trial_plan
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 
 N_STEPS, N_STEPS_NEEDED = 32, 4
 """The newest steps that count, and how many there must be before they do."""
@@ -39,12 +39,12 @@ class _Running:
     _crowded: float | None = None
 
     def crowded(self, profile: Profile, node_of: Mapping[Worker, int]) -> float:
-        """Of its timeline (perfmodel/timeline.py)."""
-        from perfmodel.timeline import simulate
+        """Of its timeline (perfmodel/step/simulate.py)."""
+        from perfmodel.step.timeline import timeline_of
 
         if self._crowded is None:
             shares = profile.cluster.cores is not None
-            self._crowded = simulate(self.plan, profile, node_of).crowded if shares else 1.0
+            self._crowded = timeline_of(self.plan, profile, node_of).crowded if shares else 1.0
         return self._crowded
 
 
@@ -99,8 +99,8 @@ class LiveProfile:
         if plan.approximation is not None:
             return  # what is scaled is the time of exact steps
         if self.profile is not None and running is not None and len(running.steps_s) >= N_STEPS_NEEDED:
+            from perfmodel.profile.spread import with_step
             from perfmodel.refine import rescale
-            from perfmodel.spread import with_step
 
             step_s = median(running.steps_s)
             self.profile = rescale(self.profile, plan, step_s, self._node_of, slow=slow)
@@ -131,8 +131,8 @@ class LiveProfile:
 
     def merge(self, model: ModelSpec) -> Profile:
         """The profile from all reports, written to the file that was asked for. Raises ProfileError, OSError."""
-        from perfmodel import profile as profiles
-        from perfmodel.merge import merge
+        from perfmodel.profile import profile as profiles
+        from perfmodel.profile.merge import merge
         from perfmodel.refine import tried
 
         reports = [report for report in self._reports.values() if report is not None]
@@ -166,8 +166,8 @@ class LiveProfile:
         before it say nothing of this one."""
         self._running = _Running(plan, self._scaled_by)
         if self.profile is not None:
+            from perfmodel.profile.spread import own_s, with_transition
             from perfmodel.refine import calibrate
-            from perfmodel.spread import own_s, with_transition
 
             if self._options.rehearsed and went.total_s is None:
                 went = replace(went, rest_s=None)  # all stand-ins start at once on the cores of one machine

@@ -19,8 +19,8 @@ from launcher.planning.situations import PlanSearch, expected_change
 from odyssey.plan.approximation import LowRank
 from odyssey.plan.worker import Rank, Worker
 from odyssey.protocol.messages import Committed, Measure, Measured, OpTimes
-from perfmodel.profile import Profile
-from perfmodel.reliability import ExpectedChange
+from perfmodel.profile.profile import Profile
+from perfmodel.worth.reliability import ExpectedChange
 
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 600.0
 """After a Go, plans for the next loss are made anew at the costs that real steps have shown: soon, then ever more rarely."""

@@ -22,8 +22,8 @@ from odyssey.plan.layout import parse_layout
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from odyssey.plan.worker import Worker
-from perfmodel.profile import Profile
-from perfmodel.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
+from perfmodel.profile.profile import Profile
+from perfmodel.worth.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from strategies.situation import Aim, Candidate, Situation
 from strategies.situation.faults import attempt
 
@@ -191,7 +191,7 @@ class PlanSearch:
 
         Raises Malformed, or PlanError if what was found is no plan for this loss.
         """
-        from perfmodel.transition import groups_s
+        from perfmodel.transition.transition import groups_s
         from strategies.search import best, rescore
         from strategies.search.planned_losses import answer_for, key_of, symmetries
 
@@ -247,7 +247,8 @@ def _is_foreseen(ask: Propose, plan: Plan, members: tuple[Worker, ...], may_resp
 
 def import_all() -> None:
     """What planning needs and the way to the first rank does not."""
-    from perfmodel import merge, refine
+    from perfmodel import refine
+    from perfmodel.profile import merge
     from strategies import search
     from strategies.search import planned_losses
 

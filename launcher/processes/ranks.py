@@ -375,8 +375,7 @@ class Processes:
 
     def _diagnostics(self, process: RankProcess, status: int) -> Diagnostics:
         """What a lost rank has left. Of an exception that it has told itself, and of SIGKILL, there is no more to learn."""
-        log = Path(process.error_file).with_name("stderr.log") if process.error_file else None
-        path = str(log) if log is not None and log.exists() else ""
+        path = self.streams.stderr_log(process.rank)
         if process.has_failed or status in (-signal.SIGKILL, -signal.SIGTERM):
             recorded = process.error_file if process.has_failed and read_error_file(process.error_file) is not None else ""
             return Diagnostics(log=path, error_file=recorded)

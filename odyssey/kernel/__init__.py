@@ -1,6 +1,6 @@
 """Where a search spends its time (plain.py), compiled where that was possible when this was installed.
 
-It knows no workers: who calls it gives each a row (perfmodel/walk.py, strategies/building/ordering.py).
+It knows no workers: who calls it gives each a row (perfmodel/step/computations.py, strategies/building/ordering.py).
 
 The compiled module has the digest of its source in its name, so it is never that of another source: whoever edits plain.py runs
 plain.py until the next installation. `ODYSSEY_KERNEL=plain` asks for the source in any case. Which one is in use:

@@ -280,10 +280,10 @@ class Walk:
     def __init__(self, tasks: Tasks, costs: list[Cost], layers: list[int], messages: Messages, orders: list[list[int]]) -> None:
         """`costs`, `layers`: by task; `layers` are the number of its stage's. `orders`: by row."""
         n_tasks = len(tasks.row)
-        self.tasks = tasks
+        self.row_of, self.is_first, self.is_last = tasks.row, tasks.is_first, tasks.is_last
         self.costs = costs
         self.layers = layers
-        self.messages = messages
+        self.there, self.back, self.messages = messages.there, messages.back, messages
         self.rows = [Walker(order) for order in orders]
         self.inputs = [-1.0] * n_tasks
         """When each is there; -1 until it is sent, -2 if its row waits for it."""
@@ -291,65 +291,80 @@ class Walk:
         self.free = [0.0] * len(messages.bandwidth)
 
     def play(self) -> bool:
-        """Run to the end; False if rows wait for each other."""
+        """Run to the end, each row on a device of its own; False if rows wait for each other."""
         ready = list(range(len(self.rows)))
         while ready:
-            self._go_on(self.rows[ready.pop()], ready)
+            row = self.rows[ready.pop()]
+            order, now = row.order, row.now
+            n_ops = len(order)
+            while row.position < n_ops:
+                op = order[row.position]
+                arrives = self.arrives_s(op)
+                if arrives < 0.0:
+                    break
+                now = (now if now > arrives else arrives) + self.seconds(op)
+                self.finish(row, op, now, ready)
+        return self.is_done()
+
+    def is_done(self) -> bool:
+        """Whether all rows are at their end."""
         return all(row.position == len(row.order) for row in self.rows)
 
-    def _go_on(self, row: Walker, ready: list[int]) -> None:
-        """Until a message is missing; who waits for one that is sent here becomes ready."""
-        costs, there, back, inputs, gradients = self.costs, self.messages.there, self.messages.back, self.inputs, self.gradients
-        is_first, is_last, layers, ended = self.tasks.is_first, self.tasks.is_last, self.layers, row.ended
-        order, i, now, live, most = row.order, row.position, row.now, row.live, row.most
-        n_ops = len(order)
-        while i < n_ops:
-            op = order[i]
-            task, kind = op >> 2, op & 3
-            cost = costs[task]
-            if kind == F:
-                if there[task] >= 0:
-                    arrives = inputs[task]
-                    if arrives < 0.0:
-                        inputs[task] = -2.0
-                        break
-                    if arrives > now:
-                        now = arrives
-                now += cost.forward_s
-                live += cost.keeps
-                if not is_last[task] and there[task + 1] >= 0:
-                    self._send(row, now, task + 1, there[task + 1], inputs, task + 1, ready)
-            elif kind == W:
-                now += cost.of_weight_s
-                live -= cost.keeps + cost.defers
-                ended[layers[task]] = (now, op)
+    def arrives_s(self, op: int) -> float:
+        """When there is what an op waits for: 0 where that is nothing, -1 if it has not been sent. Its row is told then."""
+        task, kind = op >> 2, op & 3
+        if kind == F:
+            if self.there[task] < 0:
+                return 0.0
+            arrivals = self.inputs
+        else:
+            if kind == W or self.is_last[task] or self.back[task + 1] < 0:
+                return 0.0
+            arrivals = self.gradients
+        arrives = arrivals[task]
+        if arrives < 0.0:
+            arrivals[task] = -2.0
+            return -1.0
+        return arrives
+
+    def seconds(self, op: int) -> float:
+        """How long an op takes alone."""
+        cost, kind = self.costs[op >> 2], op & 3
+        if kind == F:
+            return cost.forward_s
+        if kind == B:
+            return cost.backward_s
+        return cost.of_input_s if kind == I else cost.of_weight_s
+
+    def finish(self, row: Walker, op: int, now: float, ready: list[int]) -> None:
+        """The next op of a row ends: count what it keeps and frees, send what it gives. Who waits for that becomes ready."""
+        task, kind = op >> 2, op & 3
+        cost = self.costs[task]
+        row.position += 1
+        row.now = now
+        if kind == F:
+            row.live += cost.keeps
+            if not self.is_last[task] and self.there[task + 1] >= 0:
+                self._send(row, now, task + 1, self.there[task + 1], self.inputs, task + 1, ready)
+        elif kind == W:
+            row.live -= cost.keeps + cost.defers
+            row.ended[self.layers[task]] = (now, op)
+        else:
+            if kind == I:
+                row.live += cost.defers
             else:
-                if not is_last[task] and back[task + 1] >= 0:
-                    arrives = gradients[task]
-                    if arrives < 0.0:
-                        gradients[task] = -2.0
-                        break
-                    if arrives > now:
-                        now = arrives
-                if kind == I:
-                    now += cost.of_input_s
-                    live += cost.defers
-                else:
-                    now += cost.backward_s
-                    live -= cost.keeps
-                    ended[layers[task]] = (now, op)
-                if not is_first[task] and back[task] >= 0:
-                    self._send(row, now, task, back[task], gradients, task - 1, ready)
-            if live > most:
-                most = live
-            i += 1
-        row.position, row.now, row.live, row.most = i, now, live, most
+                row.live -= cost.keeps
+                row.ended[self.layers[task]] = (now, op)
+            if not self.is_first[task] and self.back[task] >= 0:
+                self._send(row, now, task, self.back[task], self.gradients, task - 1, ready)
+        if row.live > row.most:
+            row.most = row.live
 
     def _send(
         self, row: Walker, now: float, cut: int, channel: int, arrivals: list[float], task: int, ready: list[int]
     ) -> None:
         """A message at the cut before task `cut` that may leave now, for `task`: one after the other on each channel."""
-        messages, number = self.messages, self.tasks.row[task]
+        messages, number = self.messages, self.row_of[task]
         to, largest = self.rows[number], messages.largest[cut]
         if largest > row.message_bytes:
             row.message_bytes = largest

@@ -116,6 +116,11 @@ class Schedule(msgspec.Struct, frozen=True):
             return self.rule
         return f"{self.rule} max" if self.cap is None else f"{self.rule} {self.cap:g}x"
 
+    @property
+    def has_halves(self) -> bool:
+        """Whether some backward is computed in halves."""
+        return self.rule != "1f1b" or any(op.kind in ("I", "W") for order in self.orders for op in order.ops)
+
 
 class Reduction(msgspec.Struct, frozen=True):
     """Layers and ties, at least one, whose gradients are summed by all workers that hold them."""
@@ -232,7 +237,7 @@ class Transition(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What the performance model says of a Plan. `objective` is useful samples per second, see perfmodel/objective.py.
+    """What the performance model says of a Plan. `objective` is useful samples per second, see perfmodel/worth/objective.py.
     `beside_s`: what is done for it beside the training, before the transition: groups are built. `kept_s`: by which its first
     step is shorter than its others in the mean, as of the step that was cut something is kept."""
 

@@ -1,4 +1,5 @@
-"""The proof that a Plan is executable and exact: nothing is missing, nothing is twice, everything is where its holders are."""
+"""The proof that a Plan is executable and exact: nothing is missing, nothing is twice, everything is where its holders are
+(I6)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The rest of a step that was cut: gradients that survivors have summed stay where they are, and are not computed again. Pure.
 
 A gradient is a sum over the samples of the step. Whichever holder of a layer has added a sample's part, the reduction counts it
-once. So a rank says at a Pause which samples it has added, layer by layer (`Summed`); the next plan keeps what it leaves in its
-place; and of the step only those samples are run again of which some layer lacks its part. Where they pass layers that have
-theirs, these go forward, and back to their input, and add nothing.
+once (I6). So a rank says at a Pause which samples it has added, layer by layer (`Summed`); the next plan keeps what it leaves
+in its place; and of the step only those samples are run again of which some layer lacks its part. Where they pass layers that
+have theirs, these go forward, and back to their input, and add nothing.
 
 What a rank has added cannot be taken out again, so a whole layer's sum goes, with all its samples, where it moves, where its
 holder is lost, where its reduction has begun, and where one of the layers that it shares a parameter with goes. (Unicron, arXiv

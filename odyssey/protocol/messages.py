@@ -415,13 +415,15 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="step_committed"):
-    """A unit is final, and this rank has its result. `unit_s`: its wall time here."""
+    """A unit is final, and this rank has its result. `unit_s`: its wall time here. `n_steps`: how many steps the script wants
+    in all; None where it does not say."""
 
     rank: Rank
     generation: int
     result: Result
     n_samples: int
     unit_s: float
+    n_steps: int | None = None
 
 
 class OpTime(msgspec.Struct, frozen=True):

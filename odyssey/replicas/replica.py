@@ -37,10 +37,11 @@ from odyssey.protocol.messages import (
 from odyssey.replicas.backward import Backward
 from odyssey.replicas.operation import Operation
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import Groups, gloo_device
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.session import Session
 from odyssey.runtime.transaction import Transaction
 from odyssey.runtime.transfer import Moved
+from odyssey.runtime.transport import gloo_device
 
 _SPEC = ModelSpec(
     layers=(LayerSpec("the script's model", "", 0, 0, 0),),

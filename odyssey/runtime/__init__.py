@@ -11,7 +11,8 @@ approximate.py a backward in less, where a plan says so, and what others make up
 data.py       samples and seeds; streams.py: that can only be iterated over; batches.py: those of a job;
               prefetcher.py: read ahead
 clock.py      what computing takes; recorder.py: when the ops of a step ran
-groups.py     communication that can be cut; sum_group.py: and what of it goes on; tree.py: between many ranks;
+groups.py     communication that can be cut; waiter.py: by a thread that waits; transport.py: how groups are made;
+              sum_group.py: and what of it goes on; tree.py: between many ranks;
               cut.py: what is said when it is cut;
               connections.py: its sockets, and how to shut them;
               nccl.py: what NCCL must not be left to; introductions.py: how ranks learn where they reach each other, and

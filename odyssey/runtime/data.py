@@ -1,7 +1,7 @@
 """Which samples a step uses, the seeds of its random numbers, and micro-batches of these samples.
 
 Everything here is a pure function of (seed, step, micro-batch, layer), or of (seed, step, position in the global batch): a
-micro-batch that is redone, or run by another worker, sees the same samples and the same dropout masks.
+micro-batch that is redone, or run by another worker, sees the same samples and the same dropout masks (I7).
 """
 
 from __future__ import annotations

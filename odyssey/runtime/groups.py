@@ -1,21 +1,18 @@
 """The process groups of one generation, and the cut that frees a rank from any wait on them.
 
 Torch's collectives block in C++, and a Gloo wait on a peer that is alive but silent lasts until the group's time-out.
-So the thread that owns the model never waits there itself: a thread of the generation waits, and the owner waits for
-"done or cut". The link's thread cuts by shutting the group's sockets (Gloo's `abort` does nothing; NCCL's works).
-A cut generation is abandoned: its thread and groups end on their own in the background.
+So the thread that owns the model never waits there itself (waiter.py). The link's thread cuts by shutting the group's sockets
+(Gloo's `abort` does nothing; NCCL's works). A cut generation is abandoned: its thread and groups end by themselves.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, Literal, get_args
 
 import torch
@@ -25,11 +22,12 @@ from odyssey.plan.needs import Needs, SumOver
 from odyssey.plan.worker import Rank, Worker, ranks_of
 from odyssey.protocol.messages import Known, Offered, WholeGroup
 from odyssey.runtime import nccl, peer_memory, peers
-from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
+from odyssey.runtime.introductions import Introductions
 from odyssey.runtime.sum_group import Sum, SumGroup
+from odyssey.runtime.transport import Transport, all_ranks_of, gloo_device
 from odyssey.runtime.tree import TreeSum
+from odyssey.runtime.waiter import Waiter
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""
@@ -37,8 +35,6 @@ END_S = 5.0
 """For threads to come back from C++ at the end."""
 END_OF_WAIT_S = 0.5
 """The same for a thread that waits for a send that was cut: what does not come back soon stays until the limit."""
-ADDRESS = "ODYSSEY_ADDRESS"
-"""By which the ranks of the job reach this host, as far as its agent knew when this one was started."""
 _OnDevice = dict[tuple[Way, Worker], Any]
 """By way, and by the other one of a pair."""
 _living: set[Groups] = set()
@@ -66,12 +62,10 @@ class Groups:
     ) -> None:
         self.me = me
         self.device = device
-        self.waits_for_others = False
-        """The owner does nothing now but wait for what other ranks do."""
         self.needs = needs
         self._movers = needs.movers or needs.members
-        self._prefix = f"{attempt} " if attempt else ""
-        self._origin = f"{generation} {self._prefix}"
+        prefix = f"{attempt} " if attempt else ""
+        self._origin = f"{generation} {prefix}"
         """What names of groups begin with that are unlike any others of the job."""
         self._is_begun = False
         self._sums = {group.over: group for group in kept}
@@ -85,7 +79,6 @@ class Groups:
         self._pairs: dict[Worker, Any] = {}
         """On the host, by the other one; on a device `_on_device` has them."""
         self._here = here
-        self._has_device_groups = _has_own_device(device)
         self._on_device: _OnDevice = {}
         self._moving: Any = None
         self._cards: dict[Rank, bytes] = {}
@@ -98,14 +91,10 @@ class Groups:
         self._device: Any = None
         """The transport's own: it has the socket at which this rank listens."""
         self._lock = threading.Lock()
-        self._connections = Connections()
+        _living.difference_update([groups for groups in list(_living) if not groups._waiter.thread.is_alive()])
+        self._waiter: Waiter = Waiter(f"odyssey-wait-{generation}", self._forget)
         self._introductions = Introductions(generation, offer)
-        self._cut: str | None = None
-        self._requests: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=f"odyssey-wait-{generation}", daemon=True)
-        _living.difference_update([groups for groups in list(_living) if not groups._thread.is_alive()])
-        self._thread.start()
+        self._transport = Transport(me, device, needs.limit, prefix, self._introductions, self._waiter)
         _living.add(self)
 
     @property
@@ -116,7 +105,7 @@ class Groups:
     @property
     def ranks(self) -> tuple[Rank, ...]:
         """Theirs, in this order."""
-        return _ranks(self.members)
+        return all_ranks_of(self.members)
 
     @property
     def limit(self) -> timedelta:
@@ -129,57 +118,40 @@ class Groups:
         """Connect all groups, or wait for that if it has begun. Raises Cut if that ends early."""
         if self._has_none:
             return
-        self.waits_for_others = True
-        try:
-            if self._is_begun:
-                self._outcome()
-            else:
-                self.beside(self._build)
-        finally:
-            self.waits_for_others = False
+        if not self._is_begun:
+            self.check()
+            self._waiter.begin(self._build)
+        self._waiter.result()
 
     @property
     def _has_none(self) -> bool:
         return len(self._movers) < 2 or self.me not in self._movers
 
     def wait(self, blocking: Callable[[], Any]) -> Any:
-        """Run `blocking` on the generation's thread and return its result. Raises Cut as soon as `cut` is called.
-
-        Connection errors of the transport are raised as Cut too: a peer is gone, or has been cut before us.
-        """
-        self.waits_for_others = True
-        try:
-            return self.beside(blocking)
-        finally:
-            self.waits_for_others = False
+        """See Waiter."""
+        return self._waiter.wait(blocking)
 
     def beside(self, blocking: Callable[[], Any]) -> Any:
-        """The same for something of this rank's own that may last: a file, a sample."""
-        self.check()
-        self._requests.put(blocking)
-        return self._outcome()
+        """See Waiter."""
+        return self._waiter.beside(blocking)
 
-    def _outcome(self) -> Any:
-        kind, value = self._outcomes.get()  # ended by `_serve` when done, by `cut` at any time
-        if kind == "done":
-            return value
-        if kind == "raised" and not isinstance(value, RuntimeError):
-            raise value
-        raise Cut(str(value))
+    def check(self) -> None:
+        """See Waiter."""
+        self._waiter.check()
+
+    @property
+    def waits_for_others(self) -> bool:
+        """The owner does nothing now but wait for what other ranks do."""
+        return self._waiter.waits_for_others
 
     @property
     def only_queues(self) -> bool:
         """Whether a wait for what goes from device to device ends before it is done there."""
-        return self._has_device_groups
+        return self._transport.is_on_device
 
     def finish(self, work: Any) -> None:
         """Wait until `work` is done: on a device not only queued, as `Work.wait` has it. Raises Cut."""
         self.wait(partial(nccl.finish, work) if self.only_queues else work.wait)
-
-    def check(self) -> None:
-        """Raise Cut if the generation has been cut: between two computations nobody else would notice."""
-        if self._cut is not None:
-            raise Cut(self._cut)
 
     def all_reduce(self, tensor: torch.Tensor, subset: tuple[Worker, ...] | None = None, limit: timedelta | None = None) -> Any:
         """Start a sum of `tensor` over a subset that reduces (default: all workers) in place; wait for the work it returns by
@@ -263,7 +235,7 @@ class Groups:
     @property
     def wire_device(self) -> torch.device:
         """Where tensors must live to be sent, received or reduced."""
-        return self.device if self._has_device_groups else torch.device("cpu")
+        return self.device if self._transport.is_on_device else torch.device("cpu")
 
     def to_wire(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as the transport takes it: contiguous, on `wire_device`."""
@@ -287,28 +259,28 @@ class Groups:
         with self._lock:
             for group in self._sums.values():
                 group.close()
-        self._requests.put(None)
+        self._waiter.end()
 
     def close(self) -> None:
         """Release, and give the groups a moment to end, those of generations that were cut as well: the end of the
         interpreter must meet none that is still being built, and destroy none that still waits."""
         self.release()
         began = time.monotonic()
-        over = [groups for groups in list(_living) if groups._cut is not None]
+        over = [groups for groups in list(_living) if groups._waiter.reason is not None]
         for groups in over:
             groups.release()
         while left := [groups for groups in over if groups._is_coming_back(time.monotonic() - began)]:
-            left[0]._thread.join(0.1)
-            if left[0]._thread.is_alive():
+            left[0]._waiter.thread.join(0.1)
+            if left[0]._waiter.thread.is_alive():
                 left[0].cut("the generation is over")  # it may have connected once more
         for groups in over:
-            if groups._thread.is_alive():
+            if groups._waiter.thread.is_alive():
                 groups._outlive()
                 _living.discard(groups)  # nobody is to wait for it once more
         nccl.await_aborts(END_S)
 
     def _is_coming_back(self, waited_s: float) -> bool:
-        return self._thread.is_alive() and waited_s < (END_OF_WAIT_S if self._connections.are_kept else END_S)
+        return self._waiter.thread.is_alive() and waited_s < (END_OF_WAIT_S if self._transport.connections.are_kept else END_S)
 
     def _outlive(self) -> None:
         """Never destroy the groups: that would wait for the thread that waits in C++. The end of the process ends both."""
@@ -330,12 +302,12 @@ class Groups:
                 self._build()
                 built()
             except (Cut, RuntimeError) as error:
-                if self._cut is None:
+                if self._waiter.reason is None:
                     done(str(error))
                 raise
             done("")
 
-        self._requests.put(build)
+        self._waiter.begin(build)
 
     def are_for(self, generation: int) -> None:
         """The agent hears what is offered for the generation that runs: from now on this one."""
@@ -349,16 +321,14 @@ class Groups:
         """Groups that another generation can take on, as far as this rank knows. They stay whole in one that is cut."""
         with self._lock:
             whole = [group for group in self._sums.values() if group.is_whole]
-            return tuple(WholeGroup(each.name, len(_ranks(each.over.members)), each.over.is_branch) for each in whole)
+            return tuple(WholeGroup(each.name, len(all_ranks_of(each.over.members)), each.over.is_branch) for each in whole)
 
     def cut(self, reason: str) -> None:
         """End every wait of this generation now. Safe from any thread, and more than once."""
         with self._lock:
-            if self._cut is None:
-                self._cut = reason
-                self._outcomes.put(("cut", reason))
+            if self._waiter.cut(reason):
                 self._introductions.end(reason)
-            self._connections.shut()
+            self._transport.connections.shut()
             for each in self._sums.values():
                 each.cut()
             for group in self._on_device.values():
@@ -366,15 +336,8 @@ class Groups:
 
     # -- the waiting thread -------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        while (blocking := self._requests.get()) is not None:
-            try:
-                outcome = ("done", blocking())
-            except Exception as error:  # handed to the owner, whole
-                outcome = ("raised", error)
-            self._outcomes.put(outcome)
-            del blocking, outcome
-        # Destroying a Gloo group joins a thread that polls every 10 ms; here nobody waits for that.
+    def _forget(self) -> None:
+        """Destroying a Gloo group joins a thread that polls every 10 ms; here nobody waits for that."""
         with self._lock:
             over, self._sums = self._sums, {}
         over.clear()
@@ -383,7 +346,6 @@ class Groups:
         self._pairs.clear()
         self._mesh = self._moving = self._device = None
         self._introductions.forget()
-        self._outcomes = SimpleQueue()  # what a cut build has raised still has what it had built, down to its device
 
     def _build(self) -> None:
         needs, movers = self.needs, self._movers
@@ -391,16 +353,16 @@ class Groups:
         connected: list[peers.Member] = []
         moving, mesh = None, None
         if needs.has_moving:
-            moving = self._gloo("moving", movers, device, connected)
+            moving = self._transport.gloo("moving", movers, device, connected)
         if not needs.is_tree and self.me in needs.members and len(needs.members) > 1:
             self.check()
-            mesh = self._gloo("all", needs.members, device, connected)
+            mesh = self._transport.gloo("all", needs.members, device, connected)
         sums = [self._sum_group(over, name, connected) for over, name in needs.sums_of(self.me).items()]
         pairs = {}
         for peer in needs.pairs_of(self.me):
             self.check()
             pairs[peer] = self._pair(peer, device, connected)
-        for peer in needs.peers if self._has_device_groups else ():
+        for peer in needs.peers if self._transport.is_on_device else ():
             self._pair_on_device(peer)
         readers = peers.prove(connected)
         with self._lock:
@@ -409,7 +371,7 @@ class Groups:
             self._tree = [group for group in sums if group.over.is_branch]
             self._mesh, self._moving, self._pairs = mesh, moving, pairs
             self._device = device
-            self._connections.keep()
+            self._transport.connections.keep()
             for group in sums:
                 if not group.is_connected:
                     group.connected()
@@ -420,23 +382,23 @@ class Groups:
             self.check()
             if over in self._sums:
                 return self._sums[over]
-            made = SumGroup(self._origin + name, over, is_on_device=self._has_device_groups and not over.is_branch)
+            made = SumGroup(self._origin + name, over, is_on_device=self._transport.is_on_device and not over.is_branch)
             self._sums[over] = made
         if made.is_on_device:
-            made.group = self._nccl(name, over.members, made)
+            made.group = self._transport.nccl(name, over.members, made)
         else:
-            made.group = self._gloo(name, over.members, gloo_device(self._here), connected, made)
+            made.group = self._transport.gloo(name, over.members, gloo_device(self._here), connected, made)
         return made
 
     def _pair(self, worker: Worker, device: Any, connected: list[peers.Member]) -> Any:
         both = tuple(sorted((self.me, worker)))
-        return self._gloo("pair {} {}".format(*both), both, device, connected)
+        return self._transport.gloo("pair {} {}".format(*both), both, device, connected)
 
     def _pair_on_device(self, worker: Worker) -> None:
         """Two communicators: what goes down the pipeline never queues behind what comes up."""
         both = tuple(sorted((self.me, worker)))
         for way in get_args(Way):
-            made = self._nccl("pair {} {} ".format(*both) + way, both)
+            made = self._transport.nccl("pair {} {} ".format(*both) + way, both)
             with self._lock:
                 self.check()
                 self._on_device[way, worker] = made
@@ -450,65 +412,9 @@ class Groups:
             self.check()
             self._know(connected, readers)
             self._pairs[worker] = pair
-            self._connections.keep()
-
-    def _gloo(
-        self, name: str, members: Sequence[Worker], device: Any, connected: list[peers.Member], of: SumGroup | None = None
-    ) -> Any:
-        """`of`: what has connections of its own."""
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [device]
-        options._timeout = self.limit
-        options._threads = 1
-        connections = self._connections if of is None else of.connections
-        store = GlooStore(self._introductions, self._prefix + name, _ranks(members), connections, self.limit)
-        if of is not None:
-            of.store = store
-        place = tuple(members).index(self.me)
-        group = dist.ProcessGroupGloo(store, place, len(members), options)
-        connected.append(peers.Member(group, place, _ranks(members), store.tokens, store.cards))
-        return group
+            self._transport.connections.keep()
 
     def _know(self, connected: Sequence[peers.Member], readers: set[Rank]) -> None:
         self._readers |= readers
         for member in connected:
             self._cards |= zip(member.ranks, member.cards, strict=True)
-
-    def _nccl(self, name: str, members: Sequence[Worker], of: SumGroup | None = None) -> Any:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.limit
-        store = NcclStore(self._introductions, self._prefix + name, len(members), self.limit)
-        if of is not None:
-            of.store = store
-        place, word = tuple(members).index(self.me), torch.zeros(1, device=self.device)
-        group = dist.ProcessGroupNCCL(store, place, len(members), options)
-        self.check()
-        if of is None:
-            nccl.connect_pair(group, word, place)
-        else:
-            nccl.connect_sums(group, word)
-        if self._cut is not None:
-            nccl.abort(group)  # the cut did not know of it
-        return group
-
-
-def _ranks(members: Sequence[Worker]) -> tuple[Rank, ...]:
-    return tuple(rank for worker in members for rank in ranks_of(worker))
-
-
-def _has_own_device(device: torch.device) -> bool:
-    """Whether each rank of this host has a GPU to itself: NCCL refuses two ranks on one."""
-    if device.type != "cuda" or not dist.is_nccl_available():
-        return False
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
-
-
-def gloo_device(here: str) -> Any:
-    """A transport device: a listening socket and its thread. At the address by which the agent says that this host is reached;
-    else by the interface that the user names, or where the host's name leads."""
-    make = dist.ProcessGroupGloo
-    if address := here or os.environ.get(ADDRESS):
-        return make.create_device(hostname=address)
-    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
-        return make.create_device(interface=interface)
-    return make.create_default_device()

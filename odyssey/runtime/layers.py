@@ -125,7 +125,7 @@ class Layers:
         )
 
     def run_only(self, runner: Engine) -> None:
-        """Layers that another plan had here go."""
+        """Layers that another plan had here go, and not before (I8)."""
         self.model.keep_only(runner.plan.holds.get(runner.worker, ()))
         if what := proof.problem(runner, self.model):
             raise OdysseyError(f"what the ranks have compared is not what is left to train: {what}", "please report this bug")

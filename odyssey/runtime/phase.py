@@ -162,7 +162,7 @@ class Phase:
 
     def contributed(self) -> Phase:
         """All is done that others need from this rank to pass the commit point. The same Phase if it has told already that
-        it was not that far: then the unit is not to be passed in this generation."""
+        it was not that far: then the unit is not to be passed in this generation (I3)."""
         return self._doing(A.CONTRIBUTED) if self.communication in (C.RUNNING, C.CUT) else self
 
     def may_take(self, result: Result) -> bool:

@@ -200,14 +200,15 @@ class Session(Generic[R]):
         done_s = time.monotonic()
         generation = self._runner.plan.generation if self._runner is not None else 0
         if transaction.is_told:
-            self._link.report(Committed(self.rank, generation, result, transaction.n_samples, done_s - started_s))
+            n_samples, unit_s = transaction.n_samples, done_s - started_s
+            self._link.report(Committed(self.rank, generation, result, n_samples, unit_s, transaction.n_steps))
         if drained_for is not None:
             # Before its effect, which may raise: nobody else goes on in this generation.
             self._control.change(lambda phase: phase.paused(drained_for))
         self._take(transaction, result)
 
     def _transact(self, transaction: Transaction[R]) -> tuple[Result, int | None]:
-        """Body and commit point: the result, and the generation that all stop for behind this unit, if they do.
+        """Body and commit point (I1): the result, and the generation that all stop for behind this unit, if they do (I12).
 
         Raises Cut.
         """
@@ -262,7 +263,7 @@ class Session(Generic[R]):
         return sums.tolist()
 
     def _take(self, transaction: Transaction[R], result: Result) -> None:
-        """Give a final unit its effect here. Nothing interrupts this."""
+        """Give a final unit its effect here. Nothing interrupts this, and it needs nobody else (I5)."""
         self._leader_of_unit = self._speaker
         if self._runner is not None and not self._control.phase.is_idle:
             transaction.take(self._runner, result.values)
@@ -270,7 +271,7 @@ class Session(Generic[R]):
         self._report_times()
 
     def _roll_forward(self, transaction: Transaction[R] | None, results: Sequence[Result]) -> None:
-        """Take over the unit at hand if it is among `results`: others passed its commit point, and we had contributed.
+        """Take over the unit at hand if it is among `results` (I2): others passed its commit point, and we had contributed.
 
         From then on the unit is done, whatever happens before the next generation runs. An idle rank whose script has not begun
         yet, as it was paused before it obeyed Go, has it replayed.

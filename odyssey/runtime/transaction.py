@@ -21,7 +21,8 @@ class Transaction(NamedTuple, Generic[R]):
     Sums of what nobody gives are 0.
     `take(runner, values)`: the local effect, which cannot be interrupted.
     `is_told`: the agent hears of each one that is final; of others, only when it asks ranks to pause.
-    `began_s`: of time.monotonic, where what the unit ends began before it."""
+    `began_s`: of time.monotonic, where what the unit ends began before it. `n_steps`: how many steps the script wants in all;
+    None where it does not say."""
 
     kind: str
     body: Callable[[R], Sequence[float]]
@@ -31,3 +32,4 @@ class Transaction(NamedTuple, Generic[R]):
     is_told: bool = True
     began_s: float | None = None
     metrics: Callable[[Sequence[float]], Mapping[str, float]] = lambda sums: {}
+    n_steps: int | None = None

@@ -52,9 +52,9 @@ class Moved(NamedTuple):
 def move_layers(moves: Iterable[Move], worker: Worker, model: Model, groups: Groups) -> Moved:
     """Take part in `moves`: send what leaves this worker, adopt what comes.
 
-    One after the other in the order of `moves`, as they are priced (perfmodel/moving.py). It is the same for all: of the moves
-    that are not done, the first finds both its workers ready, so none waits for ever. What others can read is offered before
-    all else, so that they need not wait for this worker's turn. What has been adopted may be passed on.
+    One after the other in the order of `moves`, as they are priced (perfmodel/transition/moving.py). It is the same for all: of
+    the moves that are not done, the first finds both its workers ready, so none waits for ever. What others can read is offered
+    before all else, so that they need not wait for this worker's turn. What has been adopted may be passed on.
     Sources keep what they send. Raises Cut when communication ends, OdysseyError if what arrived is not what was sent.
     """
     numbered = [(number, move) for number, move in enumerate(moves) if worker in (move.source, move.target)]

@@ -1,16 +1,51 @@
-"""`--print-completion SHELL`: what a shell completes the command line by. shtab makes it, and is imported only here."""
+"""What shells complete command lines that start ranks by.
+
+`completions` answers a shell that `odyssey --install-completion` has told of us. `script` is for torchrun's option
+`--print-completion SHELL`: shtab makes it, and is imported only here.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.options import OnLoss
 from odyssey.errors import UsageError
 from odyssey_cli.command_line.options import NUMA_BINDINGS, OPTIONS, START_METHODS, Command
 from odyssey_cli.command_line.values import choice
+from strategies.situation import Objective, Protect
 
-_CHOICES = {"numa_binding": NUMA_BINDINGS, "start_method": START_METHODS}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "numa_binding": NUMA_BINDINGS,
+    "start_method": START_METHODS,
+    "on_loss": tuple(OnLoss),
+    "objective": tuple(Objective),
+    "protect": tuple(Protect),
+    "rdzv_backend": ("static", "c10d"),
+}
+
+
+def completions(command: Command, before: Sequence[str], word: str) -> list[tuple[str, str]]:
+    """What `word` may become, each with its help, behind the words `before` it: options, or an option's values. Nothing where a
+    file is meant, and behind the script."""
+    options = {spelling: option for option in OPTIONS if option.is_of(command) for spelling in option.spellings}
+    value_of = None
+    for its in before:
+        if value_of is not None:
+            value_of = None
+        elif not its.startswith("-"):
+            return []
+        elif its in options and not options[its].is_switch:
+            value_of = options[its]
+    if value_of is not None:
+        values = {**dict.fromkeys(_CHOICES.get(value_of.dest, ()), ""), **value_of.values()}
+        return [(value, help) for value, help in values.items() if value.startswith(word)]
+    if not word.startswith("-"):
+        return []
+    named = [(name, option.help) for option in OPTIONS if option.is_of(command) for name in option.names]
+    return [(name, help) for name, help in (*named, ("--help", "Print this.")) if name.startswith(word)]
 
 
 def script(shell: str, command: Command) -> str:

@@ -252,6 +252,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(("-t", "--tee"), "STREAMS", "To files as well, with a prefix on each line. As for -r.", Group.OUTPUT, _THEIRS, "0"),
     Option(
+        ("--keep-output",), "MIB",
+        "For `odyssey logs`: so much of the end of each stream of a rank that -r and -t leave out, of this attempt and the one "
+        "before. What ranks write to a terminal themselves is not kept. 0 keeps nothing.", Group.OUTPUT, default="4",
+    ),
+    Option(
         ("--log-line-prefix-template",), "TEXT",
         "That prefix: ${role_name}, ${rank}, ${local_rank} and ${hostname} are filled in.", Group.OUTPUT, _THEIRS,
         since=(2, 15),

@@ -87,6 +87,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         # Who gives torchrun's options cannot ask for it, and may count on it.
         retries_same_failure=given.switch("retry_same_failure") or command in (Command.TORCHRUN, Command.LAUNCH),
         log_dir=log_dir,
+        keep_bytes=_whole(given, "keep_output", 0) << 20 if command is Command.RUN else 0,
         redirects=text.streams(given.value("redirects").text, given.value("redirects").name),
         tee=text.streams(given.value("tee").text, given.value("tee").name),
         shown_ranks=_shown_ranks(given),
@@ -306,7 +307,7 @@ def _ending_signals(given: Given) -> tuple[str, ...]:
 def _profile(given: Given) -> Path | None:
     if not given.value("profile").is_given:
         return None
-    from perfmodel.profile import read as read_profile
+    from perfmodel.profile.profile import read as read_profile
 
     path = Path(given.value("profile").text)
     try:

@@ -2,7 +2,8 @@
 
 board.py         the state of the display, a fold over the event log
 screen.py        the terminal; output_lines.py: the ranks' lines in it; repeated.py: those that are alike
-render.py        the whole picture; layout_grid.py, candidates.py: parts of it
+render.py        the whole picture; layout_grid.py, progress.py, candidates.py: parts of it
+layout_words.py  a layout in words
 plain_log.py     lines, where there is no terminal
 failure_block.py why a job failed
 summary.py       what a job came to; fidelity.py: whether its gradients were exact

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 import msgspec
 
@@ -43,11 +44,13 @@ from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Paused
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fidelity import fidelity
 from odyssey_cli.display.rank_state import RankState
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.situation import Candidate
 
 N_RECENT = 50
 N_RATE_STEPS = 30
+_SILENT = (CauseKind.HANG, CauseKind.UNRESPONSIVE)
+"""Ends of ranks that were there, and did nothing."""
 _NO_STEP = "no step finished"
 """So begin the lines of Suspected: the newest one replaces those before it."""
 
@@ -70,6 +73,8 @@ class Recovery:
     ended: float | None = None
     lost_s: float | None = None
     """From the last committed step before to the first one after, less one step: what the loss cost."""
+    detect_s: float | None = None
+    """Of a rank that hung: from the last committed step, less one step, until it was taken for lost."""
 
     @property
     def predicted_before(self) -> float | None:
@@ -112,6 +117,10 @@ class Board:
     ranks: dict[Rank, RankState] = field(default_factory=dict)
     causes: dict[Rank, str] = field(default_factory=dict)
     steps: int = 0
+    n_steps: int | None = None
+    """How many the script wants in all, where it says."""
+    step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=N_RECENT))
+    """From one committed step to the next of the same generation: the last ones."""
     n_approximate: int = 0
     """Of these, those with approximate gradients."""
     loss: float | None = None
@@ -131,6 +140,8 @@ class Board:
     _draining: Draining | None = None
     recent: deque[Line] = field(default_factory=lambda: deque(maxlen=N_RECENT))
     ended: JobEnded | None = None
+    _silent_until: float | None = None
+    """When a rank that hung was taken for lost, until all pause for it."""
     _commits: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=N_RATE_STEPS))
 
     @property
@@ -165,13 +176,19 @@ class Board:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Over the last steps of this generation."""
+        """Over the last steps of this generation, with all that the script does between them."""
         if len(self._commits) >= 2 and self._commits[-1][0] > self._commits[0][0]:
             samples = sum(n for _, n in self._commits) - self._commits[0][1]
             return samples / (self._commits[-1][0] - self._commits[0][0])
-        if self._commits and self.step_s:
-            return self._commits[-1][1] / self.step_s
         return None
+
+    @property
+    def left_s(self) -> float | None:
+        """Until the last step, if the others take as long as the last ones of this generation did."""
+        if self.n_steps is None or not self.running or len(self._commits) < 2:
+            return None
+        times = list(self.step_times_s)[-(len(self._commits) - 1) :]
+        return max(0, self.n_steps - self.steps) * median(times)
 
     def has_left(self, body: Body) -> bool:
         """It is the end of a rank that was asked to leave: whatever else ends it is a loss."""
@@ -253,6 +270,8 @@ class Board:
             case RankLost(rank=rank):
                 self.ranks[rank] = RankState.LOST
                 self.causes[rank] = body.cause.text
+                if body.cause.kind in _SILENT and self.running:
+                    self._silent_until = time
                 self._say(time, loss_text(body), "red")
             case Paused(rank=rank):
                 self.ranks[rank] = RankState.PAUSED
@@ -277,7 +296,11 @@ class Board:
             self.recovery.proposed = self.recovery.plan = None
         elif self.plan is not None:
             before = self._commits[-1][0] if self._commits else None
-            self.recoveries.append(Recovery(generation, time, body.lost, body.reason, self.step_s, before, self.plan))
+            recovery = Recovery(generation, time, body.lost, body.reason, self.step_s, before, self.plan)
+            if self._silent_until is not None and before is not None:
+                recovery.detect_s = max(0.0, self._silent_until - before - (self.step_s or 0.0))
+            self.recoveries.append(recovery)
+        self._silent_until = None
 
     def _planned(self, generation: int, body: PlanChosen) -> None:
         self.fidelity = fidelity(self.plan, body.plan)
@@ -321,7 +344,9 @@ class Board:
             if self.plan is not None and self.plan.approximation is not None and body.result.position[0] >= self.steps:
                 self.n_approximate += 1
             self.steps = max(self.steps, body.result.position[0] + 1)
-        self.step_s = body.unit_s
+        self.step_s, self.n_steps = body.unit_s, body.n_steps
+        if self._commits:
+            self.step_times_s.append(time - self._commits[-1][0])
         recovery = self.recovery
         if recovery is not None and recovery.went is not None and recovery.lost_s is None:
             before = recovery.committed_before if recovery.committed_before is not None else recovery.began

@@ -8,11 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from odyssey_cli.display import quantities
-from strategies.situation import Candidate, Outlook
+from perfmodel.profile.profile import Cluster
+from strategies.situation import Candidate, Objective, Outlook
 
 Columns = list[list[str]]
 """Of a table, each with its name first."""
 LEAST_LAYOUT = 10
+_LEAST = ("memory", "next loss costs", "transition", "rate")
+"""Columns that go first where there is too little room."""
 
 
 def candidate_table(
@@ -25,17 +28,18 @@ def candidate_table(
     with_reasons: bool = True,
     ascii_only: bool = False,
 ) -> Table:
-    """One row a candidate, the best first; the chosen one is marked, and those that tie with the best.
+    """One row a candidate, the best first; the chosen one is marked, and those that tie with the best. Of those that read the
+    same, of one strategy with one form of layout, the best stands for the others.
 
     `now_samples_per_s`: the throughput before the loss, to which `rate` is relative. Spreads are beside the numbers where
     `width` has room for them. `with_reasons`: a last column with the reasons, cut to the width; `reasons` gives them whole.
     """
-    shown = candidates[:max_rows]
+    shown = distinct(candidates, is_chosen)[:max_rows]
     whole, plain = (
         _columns(shown, now_samples_per_s, with_spread=with_spread, ascii_only=ascii_only) for with_spread in (True, False)
     )
-    columns = fitted(whole, plain, width, ("memory", "rate", "next loss costs", "transition"))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    columns = fitted(whole, plain, width, _LEAST)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False, caption_justify="left")
     table.add_column("", width=1, no_wrap=True)
     for i, (name, *_) in enumerate(columns):  # the layout alone gives way where there is no room
         table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i != 1)
@@ -50,19 +54,32 @@ def candidate_table(
         if with_reasons:
             cells.append(Text(candidate.reason, style="dim", no_wrap=True, overflow="ellipsis"))
         table.add_row(*cells)
-    if len(candidates) > max_rows:
-        table.add_row("", Text(f"and {len(candidates) - max_rows} more", style="dim"))
+    if len(candidates) > len(shown):
+        table.caption = Text(f"   and {len(candidates) - len(shown)} more", style="not italic")
     return table
+
+
+def distinct(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bool]) -> list[Candidate]:
+    """Those of which no better one, or the chosen one, reads the same."""
+    chosen = {_reading(candidate) for candidate in candidates if is_chosen(candidate)}
+    found: dict[tuple[str, str], Candidate] = {}
+    for candidate in candidates:
+        if is_chosen(candidate) or _reading(candidate) not in chosen:
+            found.setdefault(_reading(candidate), candidate)
+    return list(found.values())
+
+
+def _reading(candidate: Candidate) -> tuple[str, str]:
+    return candidate.strategy, "-" if candidate.plan is None else candidate.plan.form()
 
 
 def fitted(columns: Columns, plain: Columns, width: int, least: Sequence[str]) -> Columns:
     """The columns if they stand whole behind that of the marks; else `plain`, without those of `least` in turn as long as there
-    is too little room, where the layout may be cut to `LEAST_LAYOUT`."""
+    is too little room. Only then may the layout be cut, to `LEAST_LAYOUT`."""
     if _width(columns) <= width:
         return columns
     for name in least:
-        cut = sum(max(0, max(map(len, column)) - LEAST_LAYOUT) for column in plain if column[0] == "layout")
-        if _width(plain) - cut <= width:
+        if _width(plain) <= width:
             break
         plain = [column for column in plain if column[0] != name]
     return plain
@@ -81,7 +98,7 @@ def _columns(
     rows = [["strategy", "layout", step, "rate", "transition", "memory", "score", "next loss costs"]]
     for candidate in candidates:
         plan, estimate = candidate.plan, candidate.estimate
-        cells = [candidate.strategy, "-" if plan is None else plan.form(), *["-"] * 6]
+        cells = [*_reading(candidate), *["-"] * 6]
         if estimate is not None:
             cells[2] = quantities.seconds(estimate.step_s)
             if plan is not None and now_samples_per_s:
@@ -91,6 +108,43 @@ def _columns(
             cells[7] = next_loss(candidate.outlook)
         rows.append(cells)
     return [list(column) for column in zip(*rows, strict=True)][: 8 if looks_ahead else 7]
+
+
+def why(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bool], objective: Objective) -> str:
+    """Why the chosen one won, in a sentence, from the scores; empty where none was."""
+    priced = [candidate for candidate in candidates if candidate.plan is not None and candidate.estimate is not None]
+    chosen = next((candidate for candidate in priced if is_chosen(candidate)), None)
+    if chosen is None or chosen.estimate is None:
+        return ""
+    others = [candidate for candidate in distinct(priced, is_chosen) if candidate is not chosen]
+    if not others:
+        return f"{chosen.strategy}: nothing else can go on"
+    other = others[0]
+    assert other.plan is not None and other.estimate is not None
+    name = other.plan.form() if other.strategy == chosen.strategy else other.strategy
+    until = "until the loss after the next" if objective is Objective.AHEAD else "until the next loss"
+    mine, its = chosen.estimate.objective, other.estimate.objective
+    if mine < its:
+        return f"{chosen.strategy}: before {name}, which has more useful samples/s {until}, but {other.reason}"
+    if its <= 0 or mine / its < 1.0005:
+        return f"{chosen.strategy}: as many useful samples/s as {name} {until}"
+    more = f"{(mine / its - 1) * 100:.1f} %" if mine / its < 1.0995 else quantities.percent(mine / its - 1)
+    return f"{chosen.strategy}: best, {more} more useful samples/s than {name} {until}"
+
+
+def rate_note(candidates: Sequence[Candidate], now_samples_per_s: float | None, cluster: Cluster | None = None) -> str:
+    """Why a rate is above 100 %, where one is, as far as it is known."""
+    rates = [
+        candidate.plan.global_batch / candidate.estimate.step_s / now_samples_per_s
+        for candidate in candidates
+        if candidate.plan is not None and candidate.estimate is not None and now_samples_per_s
+    ]
+    if max(rates, default=0.0) < 1.005:
+        return ""
+    before = "at the same prices the layout before was not the fastest one"
+    if cluster is not None and cluster.cores is not None and cluster.ranks_per_node * cluster.nodes_per_host > cluster.cores:
+        return f"rate above 100 %: {before}, as all its ranks share {quantities.plural(cluster.cores, 'core')}"
+    return f"rate above 100 %: {before}"
 
 
 def reasons(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bool]) -> Table:

@@ -32,6 +32,7 @@ from launcher.joblog.wording import loss_text
 from odyssey.protocol.messages import Failed, Hello
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
+from odyssey_cli.display.layout_words import in_words
 
 QUIET_S = 10.0
 """A suspicion that comes again within this time is not told again."""
@@ -116,9 +117,10 @@ def _text(event: Event, board: Board) -> str:
         case PlanChosen(plan=plan, reason=reason, n_kept=n_kept):
             kept = f"; of step {plan.step} {n_kept} of {plan.global_batch} samples are kept" if n_kept else ""
             idle = f", {len(plan.idle)} stand{'s' if len(plan.idle) == 1 else ''} by" if plan.idle else ""
-            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.form()}{idle}: {reason}{kept}"
+            layout = f"layout {plan.form()} ({in_words(plan)})"
+            return f"generation {event.generation}: plan {plan.strategy}, {layout}{idle}: {reason}{kept}"
         case GenerationStarted() as went:
-            return "; ".join(part for part in (_went(event.generation, went), board.fidelity) if part)
+            return "; ".join(part for part in (_went(event.generation, went, board), board.fidelity) if part)
         case StoreLost(reason=reason):
             return f"store lost: {reason}"
         case Stalled(text=text):
@@ -155,11 +157,12 @@ def _short(folder: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else folder
 
 
-def _went(generation: int, went: GenerationStarted) -> str:
+def _went(generation: int, went: GenerationStarted, board: Board) -> str:
     if went.total_s is None and went.stood_s is None:
         return f"generation {generation}: go"
+    hung_s = board.recovery.detect_s if board.recovery is not None and went.total_s is not None else None
     named = (
-        ("detect", went.detect_s),
+        ("detect", hung_s if hung_s is not None else went.detect_s),
         ("pause", went.pause_s),
         ("plan", went.plan_s),
         ("spawn", went.spawn_s),

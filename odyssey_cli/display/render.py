@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.rule import Rule
+from rich.table import Table
 from rich.text import Text
 
-from launcher.joblog.events import GenerationStarted
 from launcher.joblog.wording import ranks_text
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board, Recovery
-from odyssey_cli.display.candidates import candidate_table, ties_text
+from odyssey_cli.display.candidates import candidate_table, rate_note, ties_text, why
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
+from odyssey_cli.display.layout_words import wrapped
+from odyssey_cli.display.progress import progress
+from strategies.situation import Aim
 
 SHOW_RECOVERY_S = 20.0
 """How long the phases and candidates of a recovery stay after it ended."""
@@ -23,8 +26,11 @@ SHOW_RECOVERY_S = 20.0
 WIDE = 130
 """From this width on there is room for reasons beside the numbers of candidates."""
 
+MOST_CANDIDATES = 6
+LONGEST_BAR = 76
+_LEAST_FIGURES = ("lost", "time", "loss", "left")
+_DETECT_STYLE = "red"
 _PHASES = (
-    ("detect", "detect_s", "red"),
     ("pause", "pause_s", "yellow"),
     ("plan", "plan_s", "magenta"),
     ("spawn", "spawn_s", "green"),
@@ -38,22 +44,29 @@ def render(board: Board, now: float, width: int, height: int, *, ascii_only: boo
     """The live area. `now`: seconds since the epoch; `height`: lines that it may take."""
     parts: list[RenderableType] = [Rule(style="bright_black", characters="-" if ascii_only else "─"), header(board, now, width)]
     room = height - 3
+    if line := progress(board.steps, board.n_steps, list(board.step_times_s), width, ascii_only=ascii_only):
+        parts.append(line)
+        room -= 1
     recovery = board.recovery
     shows_recovery = recovery is not None and (recovery.ended is None or now - recovery.ended < SHOW_RECOVERY_S)
     if board.plan is not None:
-        rows = max(2, min(16, room - (12 if shows_recovery else 6)))
+        rows = max(2, min(16, room - (13 if shows_recovery else 7)))
         grid = plan_grid(board.plan, board.ranks, width, rows, ascii_only=ascii_only)
         outside = idle_line(board.plan, board.ranks, ascii_only=ascii_only)
         parts += ["", grid, *([outside] if outside else [])]
         room -= grid.row_count + 1 + (outside is not None)
+        words = wrapped("layout       ", board.plan, width)
+        n_lines = words.count("\n") + 1
+        if room >= n_lines:
+            parts.insert(-1 if outside is None else -2, Text(words, style="dim"))
+            room -= n_lines
     elif board.ranks:
         parts += ["", waiting(board)]
         room -= 2
     if recovery is not None and shows_recovery and room >= 5:
-        n_candidates = min(6, room - 8)
-        parts += ["", *render_recovery(recovery, board, width, n_candidates, ascii_only=ascii_only)]
-        n_rows = len(recovery.proposed.candidates) if recovery.proposed is not None else 0
-        room -= 5 + (3 + min(n_candidates + 1, n_rows) if n_candidates > 0 and n_rows else 0)
+        lines = list(recovery_lines(recovery, board, width, room - 1, ascii_only=ascii_only))
+        parts += ["", *lines]
+        room -= 1 + sum(line.row_count + 2 if isinstance(line, Table) else 1 for line in lines)
     n_recent = max(0, min(5, room - 1))
     if board.recent and n_recent:
         parts += ["", recent(board, n_recent, width)]
@@ -72,25 +85,38 @@ def header(board: Board, now: float, width: int) -> RenderableType:
     title.truncate(max(10, width - len(right) - 2), overflow="ellipsis")
     title.append(" " * max(2, width - title.cell_len - len(right)))
     title.append(right, style="dim")
-    return Group(title, Text("  ", no_wrap=True, overflow="ellipsis").join(figures(board, now)))
+    return Group(title, fitting(figures(board, now), width))
 
 
-def figures(board: Board, now: float) -> Iterator[Text]:
-    """Step, loss, speed, losses so far, elapsed time."""
+def figures(board: Board, now: float) -> dict[str, Text]:
+    """Step, loss, speed, losses so far, elapsed time and what is left of it, by what they are about."""
 
     def figure(name: str, value: str, style: str = "bold") -> Text:
         return Text.assemble((name + " ", "dim"), (value, style))
 
-    yield figure("step", f"{board.steps:,}")
+    of = f" of {board.n_steps:,}" if board.n_steps is not None else ""
+    found = {"step": figure("step", f"{board.steps:,}{of}")}
     if board.loss is not None and not (board.job is not None and board.job.rehearsed):
-        yield figure("loss", f"{board.loss:.4f}")
+        found["loss"] = figure("loss", f"{board.loss:.4f}")
     speed = board.samples_per_s
     if board.recovering:
-        yield Text("recovering", style="bold yellow")
+        found["speed"] = Text("recovering", style="bold yellow")
     elif speed is not None:
-        yield figure("samples/s", quantities.rate(speed))
-    yield figure("lost", quantities.plural(board.n_lost, "rank"), "bold" if board.n_lost else "dim")
-    yield figure("time", quantities.clock(max(0.0, now - board.started)))
+        found["speed"] = figure("samples/s", quantities.rate(speed))
+    found["lost"] = figure("lost", quantities.plural(board.n_lost, "rank"), "bold" if board.n_lost else "dim")
+    found["time"] = figure("time", quantities.clock(max(0.0, now - board.started)))
+    if (left_s := board.left_s) is not None:
+        found["left"] = figure("left", quantities.clock(round(left_s)))
+    return found
+
+
+def fitting(found: dict[str, Text], width: int) -> Text:
+    """The figures in a line, without those that matter least where it is too narrow for all."""
+    shown = dict(found)
+    for name in _LEAST_FIGURES:
+        if sum(text.cell_len + 2 for text in shown.values()) - 2 > width:
+            shown.pop(name, None)
+    return Text("  ", no_wrap=True, overflow="ellipsis").join(shown.values())
 
 
 def waiting(board: Board) -> Text:
@@ -104,27 +130,37 @@ def waiting(board: Board) -> Text:
     return Text(ready if joined < expected or board.profile is not None else f"{ready}, measuring the model", style="dim")
 
 
-def render_recovery(
-    recovery: Recovery, board: Board, width: int, n_candidates: int, *, ascii_only: bool = False
+def recovery_lines(
+    recovery: Recovery, board: Board, width: int, room: int, *, ascii_only: bool = False
 ) -> Iterator[RenderableType]:
-    """What was lost, how long each phase took, and which plans were to choose from (none shown for `n_candidates` <= 0)."""
+    """What was lost, how long each phase took, which plans were to choose from, and why this one was taken: `room` lines."""
     causes = {board.causes[rank] for rank in recovery.lost if rank in board.causes}
     title = Text(no_wrap=True, overflow="ellipsis")
     what = f"loss of {ranks_text(recovery.lost)}" if recovery.lost else recovery.reason
     title.append(what, style="bold red" if recovery.went is None else "bold")
     if causes:
         title.append(f" ({', '.join(sorted(causes))})", style="dim")
+    end = Text()
     if recovery.went is not None:
         total = recovery.went.total_s
         took = quantities.seconds(total if total is not None else (recovery.ended or recovery.began) - recovery.began)
-        title.append(f"  recovered in {took}", style="bold green")
+        end.append(f"  recovered in {took}", style="bold green")
         if recovery.lost_s is not None:
-            title.append(f"  cost {quantities.seconds(recovery.lost_s)}", style="dim")
-    yield title
+            end.append(f"  cost {quantities.seconds(recovery.lost_s)}", style="dim")
+    title.truncate(max(0, width - end.cell_len), overflow="ellipsis")
+    yield title.append_text(end)
+    room -= 1
     if recovery.went is not None:
-        yield phases(recovery.went, min(width, 76), ascii_only=ascii_only)
-    if recovery.proposed is not None and n_candidates > 0:
-        table = candidate_table(
+        parts = list(phases(recovery, width, ascii_only=ascii_only))
+        yield from parts
+        room -= len(parts)
+    if recovery.proposed is None:
+        return
+    notes = _notes(recovery, board, width, ascii_only)
+    n_candidates = min(MOST_CANDIDATES, room - len(notes) - 3)  # a blank line, the names of columns, how many more
+    if n_candidates > 0:
+        yield Text()
+        yield candidate_table(
             recovery.proposed.candidates,
             recovery.is_chosen,
             recovery.predicted_before,
@@ -133,25 +169,40 @@ def render_recovery(
             with_reasons=width >= WIDE,
             ascii_only=ascii_only,
         )
-        yield Padding(table, (1, 0, 0, 0))
-        change, source = recovery.proposed.seconds_to_change, recovery.proposed.seconds_to_change_source
-        expected = f"next change expected in {quantities.seconds(change)} ({source})"
-        ties = ties_text(recovery.proposed.candidates, ascii_only=ascii_only)
-        yield Text("; ".join(filter(None, (ties, expected))), style="dim", no_wrap=True, overflow="ellipsis")
+    yield from notes[: max(1, room)]
 
 
-def phases(went: GenerationStarted, width: int, *, ascii_only: bool = False) -> RenderableType:
+def _notes(recovery: Recovery, board: Board, width: int, ascii_only: bool) -> list[RenderableType]:
+    """A line each: why the plan was taken, and what has to be known to read the table."""
+    proposed = recovery.proposed
+    assert proposed is not None
+    candidates, objective = proposed.candidates, (board.job.aim if board.job is not None else Aim()).objective
+    rate = rate_note(candidates, recovery.predicted_before, board.profile.cluster) if board.profile is not None else ""
+    change = f"next change expected in {quantities.seconds(proposed.seconds_to_change)} ({proposed.seconds_to_change_source})"
+    known = "; ".join(filter(None, (ties_text(candidates, ascii_only=ascii_only), change)))
+    told = [(why(candidates, recovery.is_chosen, objective), ""), (rate, "dim"), (known, "dim")]
+    return [Text(line, style) for text, style in told for line in textwrap.wrap(text, width, break_on_hyphens=False)]
+
+
+def phases(recovery: Recovery, width: int, *, ascii_only: bool = False) -> Iterator[RenderableType]:
     """The parts of a transition as one bar, each as wide as it was long, and their milliseconds."""
-    parts = [(name, value, style) for name, key, style in _PHASES if (value := getattr(went, key)) is not None]
-    total = sum(value for _, value, _ in parts)
-    bar, legend = Text(no_wrap=True), Text(no_wrap=True, overflow="ellipsis")
-    for i, (name, value, style) in enumerate(parts):
-        cells = round(width * value / total) if total > 0 else 0
+    went = recovery.went
+    assert went is not None
+    detect_s = recovery.detect_s if recovery.detect_s is not None else went.detect_s
+    parts = [("detect", detect_s, _DETECT_STYLE), *((name, getattr(went, key), style) for name, key, style in _PHASES)]
+    known = [(name, value, style) for name, value, style in parts if value is not None]
+    total, bar_width = sum(value for _, value, _ in known), min(width, LONGEST_BAR)
+    bar, legend = Text(no_wrap=True), [Text(no_wrap=True)]
+    for name, value, style in known:
+        cells = round(bar_width * value / total) if total > 0 else 0
         bar.append(("=" if ascii_only else "━") * max(1, cells), style=style)
-        legend.append("   " if i else "").append("# " if ascii_only else "■ ", style=style)
-        legend.append(f"{name} ", style="dim").append(quantities.seconds(value))
-    bar.truncate(width)
-    return Group(bar, legend)
+        part = Text.assemble(("# " if ascii_only else "■ ", style), (f"{name} ", "dim"), quantities.seconds(value), "   ")
+        if legend[-1].cell_len + part.cell_len - 3 > width:
+            legend.append(Text(no_wrap=True))
+        legend[-1].append_text(part)
+    bar.truncate(bar_width)
+    yield bar
+    yield from legend
 
 
 def recent(board: Board, n_lines: int, width: int) -> Text:

@@ -21,6 +21,7 @@ from launcher.output import log_reader
 from launcher.output.log_reader import KeptFile
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.plan.worker import Rank
+from odyssey_cli.display import quantities
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation
 from odyssey_cli.jobs.find import FoundJob
@@ -53,6 +54,8 @@ def logs(name: str | None, *, rank: Rank | None, follow: bool) -> ExitCode:
         tail.flush()
     finally:
         tail.close()
+    if tail.has_files and not tail.has_stdout:
+        print("odyssey: what ranks wrote to stdout went where their launcher's goes; --tee 1 keeps it as well", file=sys.stderr)
     for missing in tail.missing:
         print(f"odyssey: {missing}", file=sys.stderr)
     return ExitCode.FAILED if tail.missing else ExitCode.OK
@@ -82,7 +85,7 @@ class Source(Protocol):
 
     problem: str
 
-    def files(self) -> dict[KeptFile, int]: ...
+    def files(self) -> dict[KeptFile, tuple[int, int]]: ...
 
     def piece(self, file: KeptFile, offset: int) -> bytes: ...
 
@@ -94,7 +97,7 @@ class Folder:
         self.path = path
         self.problem = ""
 
-    def files(self) -> dict[KeptFile, int]:
+    def files(self) -> dict[KeptFile, tuple[int, int]]:
         return log_reader.files(self.path)
 
     def piece(self, file: KeptFile, offset: int) -> bytes:
@@ -110,7 +113,7 @@ class AskedAgent:
         self._ask_again_at = 0.0
         self.problem = ""
 
-    def files(self) -> dict[KeptFile, int]:
+    def files(self) -> dict[KeptFile, tuple[int, int]]:
         answer = self._ask(AskFiles()) if time.monotonic() >= self._ask_again_at else None
         return dict(answer.files) if isinstance(answer, Files) else {}
 
@@ -131,7 +134,7 @@ class Gone:
 
     problem = "it is in a log folder there"
 
-    def files(self) -> dict[KeptFile, int]:
+    def files(self) -> dict[KeptFile, tuple[int, int]]:
         return {}
 
     def piece(self, file: KeptFile, offset: int) -> bytes:
@@ -155,6 +158,8 @@ class LogTail:
         """When the job's log was read."""
         self._read: dict[tuple[int, KeptFile], int] = {}
         self._rest: dict[tuple[int, KeptFile], bytes] = {}
+        self._in_line: set[tuple[int, KeptFile]] = set()
+        """What begins within a line there, is not shown up to its end."""
 
     def _find_sources(self) -> None:
         """By numbers of agents: those that have had a rank that is asked for."""
@@ -177,6 +182,10 @@ class LogTail:
         return bool(self._read)
 
     @property
+    def has_stdout(self) -> bool:
+        return any(file.stream == "stdout" for _, file in self._read)
+
+    @property
     def missing(self) -> list[str]:
         """What could not be read, for people."""
         told = []
@@ -188,15 +197,30 @@ class LogTail:
         return told
 
     def print_new(self) -> None:
-        for home, file, size in self._files():
+        for home, file, (first, stop) in self._files():
             key = home, file
             offset = self._read.setdefault(key, 0)
-            while size > offset and (data := self._sources[home].piece(file, offset)):
+            if offset < first:
+                offset = self._left_out(key, first)
+            while stop > offset and (data := self._sources[home].piece(file, offset)):
                 offset = self._read[key] = offset + len(data)
+                if key in self._in_line:
+                    _, end, data = data.partition(b"\n")
+                    self._in_line -= {key} if end else set()
                 *lines, self._rest[key] = (self._rest.get(key, b"") + data).split(b"\n")
                 for line in lines:
                     self._print(key, line)
         sys.stdout.flush()
+
+    def _left_out(self, key: tuple[int, KeptFile], first: int) -> int:
+        """Say how much of a stream is not there any more; go on at its next whole line, behind byte `first`."""
+        gone = quantities.size(first - self._read[key])
+        sys.stdout.flush()
+        print(f"odyssey: {gone} that rank {self._rank_of(*key)} wrote are not kept any more (--keep-output)", file=sys.stderr)
+        self._rest.pop(key, None)
+        self._in_line.add(key)
+        self._read[key] = first
+        return first
 
     def flush(self) -> None:
         """What has no end of line."""
@@ -210,17 +234,17 @@ class LogTail:
         if self._conversation is not None:
             self._conversation.close()
 
-    def _files(self) -> list[tuple[int, KeptFile, int]]:
+    def _files(self) -> list[tuple[int, KeptFile, tuple[int, int]]]:
         """Attempt by attempt, rank by rank."""
-        files = [(home, file, size) for home, source in self._sources.items() for file, size in source.files().items()]
+        files = [(home, file, held) for home, source in self._sources.items() for file, held in source.files().items()]
         if any(self._rank_of(home, file) is None for home, file, _ in files):
             self._look_again()
         found = []
-        for home, file, size in files:
+        for home, file, held in files:
             rank = self._rank_of(home, file)
             if rank is not None and self._rank in (None, rank):  # else the log does not have it yet
-                found.append((file.attempt, rank, file.stream != "stdout", home, file, size))
-        return [(home, file, size) for *_, home, file, size in sorted(found, key=lambda one: one[:4])]
+                found.append((file.attempt, rank, file.stream != "stdout", home, file, held))
+        return [(home, file, held) for *_, home, file, size in sorted(found, key=lambda one: one[:4])]
 
     def _look_again(self) -> None:
         """Ranks have been started again, maybe elsewhere."""

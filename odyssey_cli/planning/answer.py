@@ -18,15 +18,18 @@ from odyssey_cli.display.candidates import (
     candidate_table,
     fitted,
     next_loss,
+    rate_note,
     reasons,
     row_mark,
     score,
     step_name,
     step_spread,
     ties_text,
+    why,
 )
 from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
+from odyssey_cli.display.layout_words import legend, wrapped
 from odyssey_cli.display.page import page
 from odyssey_cli.display.rank_state import RankState
 from odyssey_cli.display.render import WIDE
@@ -52,7 +55,9 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
     same for those who come."""
     idle_states = dict.fromkeys(answer.now.all_ranks_of(answer.now.idle), RankState.IDLE)
     parts: list[RenderableType] = [
-        Text.assemble(("now", "bold"), "  ", _facts(answer.now), (f"  {answer.source}", "dim")),
+        Text.assemble(("now", "bold"), "  ", _facts(answer.now)),
+        Text(f"     {answer.source}", style="dim"),
+        Text(wrapped("     ", answer.now, width), style="dim"),
         plan_grid(answer.now, idle_states, width, ascii_only=ascii_only),
     ]
     if answer.now.idle and (idle := idle_line(answer.now, {}, ascii_only=ascii_only)):
@@ -67,8 +72,10 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
         parts += ["", *_grown(answer, answer.joined, width, ascii_only)]
     change = answer.expected_change
     footer = f"next change expected in {quantities.seconds(change.seconds)} ({change.source})\n{_cost(answer)}"
-    parts += ["", Text(f"{footer}\n{_score(answer, ascii_only)}\n{_searched(answer)}", style="dim")]
+    parts += ["", Text(f"{footer}\n{_score(answer, ascii_only)}\n{_searched(answer)}", style="dim"), ""]
     tables = (answer.starts, *(outcome.candidates for outcome in answer.outcomes), _joined_table(answer))
+    forms = [candidate.plan.form() for table in tables for candidate in table if candidate.plan is not None]
+    parts.append(Text("\n".join(legend([answer.now.form(), *forms])), style="dim"))
     if faults := faults_texts(candidate for table in tables for candidate in table):
         parts += ["", Text("\n".join(faults), style="yellow")]
     return Group(*parts)
@@ -200,7 +207,8 @@ def _chosen(
     assert chosen.estimate is not None
     rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
     title.append(f"{chosen.strategy}, layout {plan.form()}, {quantities.seconds(chosen.estimate.step_s)} a step, {rate} of now")
-    parts: list[RenderableType] = [title, plan_grid(plan, states, width, ascii_only=ascii_only)]
+    grid = plan_grid(plan, states, width, ascii_only=ascii_only)
+    parts: list[RenderableType] = [title, Text(wrapped("     ", plan, width), style="dim"), grid]
     outside = idle_line(plan, states, ascii_only=ascii_only)
     parts += [outside] if outside is not None else []
     parts += [""] if told else []
@@ -243,38 +251,49 @@ def _candidates(
 
     wide = width >= WIDE  # else the reasons that the numbers don't tell stand below
     table = candidate_table(candidates, is_chosen, now_rate, width, with_reasons=wide, ascii_only=ascii_only)
-    explained = [candidate for candidate in candidates if candidate is chosen or candidate.plan is None]
-    return ["", table] if wide else ["", table, "", reasons(explained, is_chosen)]
+    parts: list[RenderableType] = ["", table]
+    parts += [
+        Text(note) for note in (why(candidates, is_chosen, answer.aim.objective), rate_note(candidates, now_rate)) if note
+    ]
+    explained = [candidate for candidate in candidates if candidate.plan is None]
+    return parts if wide or not explained else [*parts, "", reasons(explained, is_chosen)]
 
 
 def outcome_table(answer: Answer) -> Table:
-    """A row for each kind of loss: an example, how many are alike, and what would be done."""
-    table = FittedTable(least=("alike", "transition", "layout"))
+    """A row for each thing that comes of a loss: an example, how many losses come to that, and what would be done."""
+    table = FittedTable(least=("losses", "transition", "layout"))
     table.add_column("ranks lost", no_wrap=True)
     table.add_column("then", no_wrap=True)
-    table.add_column("alike", justify="right", no_wrap=True)
+    table.add_column("losses", justify="right", no_wrap=True)
     table.add_column("layout", no_wrap=True)
     for name in ("step", "rate", "transition"):
         table.add_column(name, justify="right", no_wrap=True)
-    shown = answer.outcomes
-    if len(shown) > _MOST_OUTCOMES:
-        shown = (*shown[: _MOST_OUTCOMES // 2], *shown[-_MOST_OUTCOMES // 2 :])
-    for i, outcome in enumerate(shown):
-        if len(answer.outcomes) > len(shown) and i == _MOST_OUTCOMES // 2:
-            table.add_row(Text(f"and {len(answer.outcomes) - len(shown)} kinds between", style="dim"))
-        table.add_row(*_outcome_cells(answer, outcome), style="bold" if outcome is answer.shown else "")
+    alike: dict[tuple[str, ...], list[Outcome]] = {}
+    for outcome in answer.outcomes:
+        alike.setdefault(_outcome_cells(answer, outcome), []).append(outcome)
+    rows = list(alike.items())
+    n_left_out = max(0, len(rows) - _MOST_OUTCOMES)
+    middle = _MOST_OUTCOMES // 2
+    for i, ((then, *cells), outcomes) in enumerate(rows):
+        if n_left_out and i == middle:
+            table.add_row(Text(f"and {n_left_out} kinds between", style="dim"))
+        if n_left_out and middle <= i < middle + n_left_out:
+            continue
+        is_shown = answer.shown in outcomes
+        example = answer.shown if is_shown and answer.shown is not None else outcomes[0]
+        ranks, n_alike = ", ".join(map(str, example.ranks)), sum(outcome.n_alike for outcome in outcomes)
+        table.add_row(ranks, then, str(n_alike), *cells, style="bold" if is_shown else "")
     return table
 
 
-def _outcome_cells(answer: Answer, outcome: Outcome) -> list[str]:
+def _outcome_cells(answer: Answer, outcome: Outcome) -> tuple[str, ...]:
+    """What is done, the layout, its step, the rate and the transition."""
     chosen = best(outcome.candidates)
-    ranks = ", ".join(map(str, outcome.ranks))
     if chosen is None or chosen.plan is None or chosen.estimate is None:
-        return [ranks, "cannot go on", str(outcome.n_alike), "-", "-", "-", "-"]
+        return "cannot go on", "-", "-", "-", "-"
     rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
     transition = quantities.seconds(chosen.estimate.transition.total_s)
-    layout = chosen.plan.form()
-    return [ranks, chosen.strategy, str(outcome.n_alike), layout, quantities.seconds(chosen.estimate.step_s), rate, transition]
+    return chosen.strategy, chosen.plan.form(), quantities.seconds(chosen.estimate.step_s), rate, transition
 
 
 def _facts(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.planning.ask import Answer
 from odyssey_cli.timeline.change import Stand
 from odyssey_cli.timeline.picture import Picture, headline, places_left, predicted
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 
 
 def timeline(answer: Answer, profile: Profile, *, with_change: bool) -> Picture:

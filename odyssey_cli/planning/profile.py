@@ -22,7 +22,7 @@ from odyssey_cli.display.failure_block import print_reason
 from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.display.page import page
 from odyssey_cli.display.plain_log import PlainLog
-from perfmodel.profile import Link, Profile, read
+from perfmodel.profile.profile import Link, Profile, read
 
 _MOST_ROWS = 40
 

@@ -14,9 +14,9 @@ from launcher.planning.situations import expected_change
 from odyssey.errors import ProfileError, UsageError
 from odyssey.plan.plan import Plan
 from odyssey_cli.jobs import find as jobs
-from perfmodel import catalog
-from perfmodel.profile import Profile, read
-from perfmodel.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
+from perfmodel.profile import catalog
+from perfmodel.profile.profile import Profile, read
+from perfmodel.worth.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from strategies.situation import Aim
 
 LOGS = Path("odyssey-logs")

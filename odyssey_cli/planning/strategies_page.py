@@ -18,9 +18,9 @@ from odyssey_cli.display import quantities
 from odyssey_cli.planning.strategy_examples import EXAMPLES, WorkedOut, work_out
 from odyssey_cli.timeline import svg
 from odyssey_cli.timeline.picture import Panel, Picture, headline, places_left, predicted
-from perfmodel.costs import Costs
-from perfmodel.profile import Profile
-from perfmodel.timeline import simulate
+from perfmodel.profile.profile import Profile
+from perfmodel.step.costs import Costs
+from perfmodel.step.timeline import timeline_of
 from strategies import Moment, Strategy
 
 TIMES_S = (60.0, 600.0, 3600.0, 86400.0, 30 * 86400.0)
@@ -169,7 +169,7 @@ def _forwards_ahead(plan: Plan, profile: Profile) -> str:
     """Why kept layers are not run ahead of a loss: of what that adds to a step the least that could be, where all idle time is
     filled; of what it saves at a loss the most, forwards of as many micro-batches as there are stages, down the pipeline."""
     assert plan.estimate is not None
-    costs, computed = Costs(profile), simulate(plan, profile).times
+    costs, computed = Costs(profile), timeline_of(plan, profile).times
     until_s = max(end_s for times in computed.values() for _, end_s in times[:-2])  # the last ones: commit, optimizer
     added_s, longest_s = 0.0, 0.0
     for worker, kept in plan.keeps.items():

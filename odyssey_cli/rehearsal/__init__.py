@@ -4,5 +4,5 @@ links are replaced by the time that they would take.
 rehearse.py   the command: one job for each strategy, and the table at its end; failures.py: what is lost, and when
 rank.py       the script that the ranks run
 emulation.py  what stands in for devices and links in a rank; device.py: one device, network.py: the links
-comparison.py     what was predicted against what was rehearsed
+comparison.py     what was predicted against what was rehearsed; disturbance.py: whether the machine was free for it
 """

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLost
+from launcher.joblog.events import Event, GenerationStarted, PlanChosen, Proposed, RankLost
 from launcher.joblog.exit_codes import SIGNALS
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
@@ -125,31 +125,52 @@ def _generation(
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
-    """One job of a rehearsal. `asked`: `auto`, or the strategy that was forced."""
+    """One job of a rehearsal. `asked`: `auto`, or the strategy that was forced. `not_taken`: why a plan of another one ran,
+    where that had none. `disturbed`: by how much the machine kept ranks waiting; empty where it did not."""
 
     asked: str
     code: int
     global_batch: int
     generations: tuple[Generation, ...]
+    not_taken: tuple[str, ...] = ()
+    disturbed: str = ""
+
+
+def not_taken(asked: str, events: Iterable[Event]) -> tuple[str, ...]:
+    """For each change to which the strategy that was asked for had no plan: which one was taken, and why not that one."""
+    told: list[str] = []
+    proposed: Proposed | None = None
+    for event in events:
+        match event.body:
+            case Proposed():
+                proposed = event.body
+            case PlanChosen(plan=plan) if proposed is not None:
+                why = [its.reason for its in proposed.candidates if its.strategy == asked and its.plan is None]
+                if plan.strategy != asked and why:
+                    told.append(f"generation {plan.generation}: {plan.strategy} ran, as {asked} had no plan: {why[0]}")
+                proposed = None
+    return tuple(told)
 
 
 def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
     """Two tables: a line for each plan that ran, and one for each transition by part; then what became of the layout."""
-    steps, transitions = _table("STEPS", "strategy", "plan", "layout"), _table("TRANSITIONS", "strategy", "")
+    steps, transitions = _table("STEPS", "asked", "plan", "layout"), _table("TRANSITIONS", "asked", "plan", "")
     for name in ("predicted", "rehearsed", "differs", "samples/s"):
         steps.add_column(name, justify="right", no_wrap=True)
     for name in (*PARTS, "total"):
         transitions.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
     changes: list[Text] = []
+    notes: list[str] = []
     for rehearsal in rehearsals:
+        notes += [f"{rehearsal.asked}: {told}" for told in (*rehearsal.not_taken, rehearsal.disturbed) if told]
         for i, found in enumerate(rehearsal.generations):
             asked = "" if i else rehearsal.asked
             steps.add_row(asked, found.strategy, found.layout, *_step_cells(found, rehearsal.global_batch))
             if found.transition:
-                transitions.add_row(found.strategy, "predicted", *_parts(found.predicted_transition))
-                transitions.add_row("", "rehearsed", *_parts(found.transition))
+                transitions.add_row(rehearsal.asked, found.strategy, "predicted", *_parts(found.predicted_transition))
+                transitions.add_row("", "", "rehearsed", *_parts(found.transition))
             if found.change:
-                changes.append(Text.assemble((found.layout, "bold"), f"  {found.strategy}"))
+                changes.append(Text.assemble((found.layout, "bold"), f"  {found.strategy}  (asked: {rehearsal.asked})"))
                 changes += [Text(f"  {told}") for told in found.change]
         if rehearsal.code and (rehearsal.generations or rehearsal.code <= SIGNALS):
             steps.add_row(rehearsal.asked, Text(f"ended with exit code {rehearsal.code}", "red"))
@@ -159,6 +180,10 @@ def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
     if transitions.row_count:
         console.print()
         console.print(transitions)
+    if notes:
+        console.print()
+        console.print(Text("NOTES", "bold"))
+        console.print(Text("\n".join(notes)))
     if changes:
         console.print()
         console.print(Text("CHANGES", "bold"))

@@ -31,12 +31,12 @@ from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey_cli.rehearsal.device import Device, sleep_until
 from odyssey_cli.rehearsal.network import Interfaces, Network
-from perfmodel.costs import Costs
-from perfmodel.moving import move_ends
-from perfmodel.profile import Profile, layer_specs
-from perfmodel.reducing import queue
-from perfmodel.timeline import own_step_s
-from perfmodel.transition import group_members, warm_up_s
+from perfmodel.profile.profile import Profile, layer_specs
+from perfmodel.step.costs import Costs
+from perfmodel.step.finish import own_step_s
+from perfmodel.step.reducing import queue
+from perfmodel.transition.moving import move_ends
+from perfmodel.transition.transition import group_members, warm_up_s
 
 DEVICE = "emulated"
 """A ModelSpec's device, in a rehearsal."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import BinaryIO, Self
 
 from odyssey.plan.worker import Worker
-from perfmodel.costs import Costs
+from perfmodel.step.costs import Costs
 
 _SLOT = struct.Struct("dd")
 """Of a host: when its interface is free to send, and to receive."""

@@ -25,8 +25,8 @@ import odyssey
 from odyssey_cli.rehearsal.device import Device
 from odyssey_cli.rehearsal.emulation import Emulated
 from odyssey_cli.rehearsal.network import Interfaces
-from perfmodel import profile as profiles
-from perfmodel.profile import Profile
+from perfmodel.profile import profile as profiles
+from perfmodel.profile.profile import Profile
 
 
 class StandIn(nn.Module):

@@ -26,12 +26,13 @@ from odyssey_cli.display.page import page
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source
-from odyssey_cli.rehearsal.comparison import Rehearsal, generations, show
+from odyssey_cli.rehearsal.comparison import Rehearsal, generations, not_taken, show
+from odyssey_cli.rehearsal.disturbance import Disturbance
 from odyssey_cli.rehearsal.network import Interfaces
 from odyssey_cli.replay import traces
 from odyssey_cli.replay.traces import NodeEventKind, Trace
-from perfmodel import profile as profiles
-from perfmodel.profile import Profile, scaled
+from perfmodel.profile import profile as profiles
+from perfmodel.profile.profile import Profile, scaled
 from strategies.situation import Aim
 
 RANK = Path(__file__).with_name("rank.py")
@@ -76,7 +77,10 @@ def rehearse(found: Source, wanted: Wanted, *, display: bool) -> list[Rehearsal]
         raise UsageError(f"--log-dir {wanted.log_dir}: {(error.strerror or str(error)).lower()}") from None
     rehearsals: list[Rehearsal] = []
     try:
-        for strategy in wanted.strategies:
+        for i, strategy in enumerate(wanted.strategies):
+            if len(wanted.strategies) > 1:
+                which = f"rehearsal {i + 1} of {len(wanted.strategies)}"
+                print(f"odyssey: {which}: --strategy {strategy}", file=sys.stderr, flush=True)
             rehearsals.append(_job(found, profile, wanted, strategy, path, display))
             if rehearsals[-1].code > SIGNALS:
                 break  # somebody has ended it, and the others with it
@@ -121,8 +125,14 @@ def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: P
         rehearsed=f"{found.name} at speed {wanted.speed:g}",
         speed=wanted.speed,
     )
+    disturbance = Disturbance(wanted.n_steps)
+
+    def watch(event: Event) -> None:
+        events.append(event)
+        disturbance.watch(event)
+
     try:
-        code = run.run(options, display=display, also=events.append)
+        code = run.run(options, display=display, also=watch)
     finally:
         interfaces.unlink(missing_ok=True)
         began.unlink(missing_ok=True)
@@ -131,7 +141,7 @@ def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: P
         what = f"the job ended while {ranks_text(late)} {'were' if len(late) > 1 else 'was'} starting, which takes {start}"
         print(f"odyssey: {what}: give more --steps to see what comes of that", file=sys.stderr)
     ran = generations(events, wanted.speed)
-    return Rehearsal(strategy, code, profile.global_batch, tuple(ran))
+    return Rehearsal(strategy, code, profile.global_batch, tuple(ran), not_taken(strategy, events), disturbance.text)
 
 
 def came_too_late(events: Iterable[Event]) -> set[Rank]:

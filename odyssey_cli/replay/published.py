@@ -16,7 +16,7 @@ from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.traces import DAY_S
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.building.shapes import shapes_of
 from strategies.search import best, search
 from strategies.situation import Aim, Objective, Situation

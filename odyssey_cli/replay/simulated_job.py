@@ -56,7 +56,7 @@ from odyssey.protocol.messages import (
     Result,
     position_after,
 )
-from perfmodel.profile import Profile, layer_specs
+from perfmodel.profile.profile import Profile, layer_specs
 from strategies.search import best
 from strategies.situation import Aim
 

@@ -12,8 +12,8 @@ from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send
 from odyssey.plan.worker import Rank, Worker
 from odyssey_cli.display import quantities
-from perfmodel.profile import Profile
-from perfmodel.timeline import Span, simulate
+from perfmodel.profile.profile import Profile
+from perfmodel.step.timeline import Span, timeline_of
 
 ALL_ROWS = 16
 """A picture with more rows leaves out pipelines that do the same as one that it shows."""
@@ -145,7 +145,7 @@ def predicted(
     `lost`: ranks that are gone, and the (pipeline, stage) that each had, if that is still without one. `slow`: see Costs.
     Raises PlanError for programs that wait for each other.
     """
-    timeline = simulate(plan, profile, node_of, slow)
+    timeline = timeline_of(plan, profile, node_of, slow)
     choice = choose(plan, timeline.twin, all_rows)
 
     def spans(rank: Rank) -> list[Span]:

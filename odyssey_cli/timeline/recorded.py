@@ -28,8 +28,8 @@ from odyssey_cli.timeline.picture import (
     predicted,
     slowed,
 )
-from perfmodel.profile import Profile
-from perfmodel.timeline import Span, simulate
+from perfmodel.profile.profile import Profile
+from perfmodel.step.timeline import Span, timeline_of
 
 NOT_RECORDED = "no step was recorded: it ran fewer than three"
 Places = dict[Rank, tuple[int, int] | None]
@@ -131,7 +131,7 @@ def _panels(generation: Generation, how: str, with_prediction: bool) -> list[Pan
     choice = Choice(tuple(range(len(plan.pipelines))))
     if profile is not None:
         node_of = {plan.worker_of(rank): node for rank, node in generation.node_of.items()}
-        choice = choose(plan, simulate(plan, profile, node_of).twin)
+        choice = choose(plan, timeline_of(plan, profile, node_of).twin)
         if with_prediction:
             title = _title(f"{name}, predicted", generation)
             foreseen = predicted(title, plan, profile, lost=generation.lost, node_of=node_of)

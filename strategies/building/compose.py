@@ -11,7 +11,7 @@ from odyssey.plan.pipelines import NOTHING, Pipeline, Stage, blocks_of, span_lay
 from odyssey.plan.plan import Keep, Plan, Reduction, Route, Schedule, StateFrom, keep_runs, move_runs
 from odyssey.plan.proof import prove
 from odyssey.plan.worker import Worker
-from perfmodel.costs import Costs
+from perfmodel.step.costs import Costs
 from strategies.building.effort import MANY_WORKERS
 from strategies.building.moves import moves
 from strategies.situation import Situation

@@ -17,10 +17,10 @@ import msgspec
 from odyssey.plan.pipelines import blocks_of
 from odyssey.plan.plan import Compute, ComputeOrder, Plan
 from odyssey.plan.worker import Worker
-from perfmodel.cells import joined
-from perfmodel.costs import Costs, has_halves
-from perfmodel.memory import Memory
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
+from perfmodel.step.costs import Costs, has_halves
+from perfmodel.step.independent_groups import joined
+from perfmodel.step.memory import Memory
 from strategies.building.effort import WORTH
 from strategies.building.ordering import Ordered, order
 
@@ -45,12 +45,12 @@ def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], s
     """
     chosen: dict[bool, list[Ordered]] = {True: [], False: []}
     slow: set[int] = set()
-    n_cells = 0
+    n_groups = 0
     routed = {plan.home[route.micro_batch] for route in plan.routes}
-    for members in joined(plan, together=False):
+    for members in joined(plan):
         if not routed.intersection(members):
             continue
-        n_cells += 1
+        n_groups += 1
         exchange = _Exchange(plan, members, costs)
         fastest = _fastest(exchange, enough_s)
         best = min(fastest.values(), key=lambda way: (way.over_bytes, way.makespan_s))
@@ -58,7 +58,7 @@ def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], s
             slow.update(members)
         for split, way in fastest.items():
             chosen[split].append(way)
-    return [_together(ways) for ways in chosen.values() if len(ways) == n_cells], slow
+    return [_together(ways) for ways in chosen.values() if len(ways) == n_groups], slow
 
 
 def _together(ways: Sequence[Ordered]) -> Ordered:
@@ -180,7 +180,7 @@ def _room(plan: Plan, costs: Costs) -> dict[Worker, int]:
     """Bytes that each worker has for activations, whichever of its messages are in flight."""
     memory, limit = Memory(costs), costs.profile.cluster.memory_bytes
     message = max((layer.output_bytes for layer in costs.profile.layers[:-1]), default=0)
-    return {worker: limit - memory.peak(held, 0.0, message, message) for worker, held in plan.holds.items()}
+    return {worker: limit - memory.peak(held, 0.0, message) for worker, held in plan.holds.items()}
 
 
 def _caps(plan: Plan, costs: Costs, room: Mapping[Worker, int], factor: float | None) -> dict[Worker, int]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from perfmodel.costs import Costs
-from perfmodel.memory import most_message_bytes
+from perfmodel.step.costs import Costs
+from perfmodel.step.memory import most_message_bytes
 from strategies.building.closed_form import Ranges, Shape
 
 ALL_IN_HALVES = 3.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice, pairwise
 
-from perfmodel.profile import Cluster
+from perfmodel.profile.profile import Cluster
 
 Hosts = list[list[int]]
 """The host of each stage of each pipeline."""

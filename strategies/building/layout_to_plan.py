@@ -9,7 +9,7 @@ from odyssey.errors import PlanError
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
-from perfmodel.price import price_in_detail
+from perfmodel.price import price
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import Slot, batch_of, compose
 from strategies.building.placement import place
@@ -82,7 +82,7 @@ def _composed(worth: PlacementScore, strategy: str, placed: Placed, shares: Sequ
 def _priced(worth: PlacementScore, placed: Placed, plan: Plan) -> float:
     """Expected steps per second as `PlacementScore` has it, at the price; less than 0 where it does not fit."""
     situation = worth.situation
-    estimate = price_in_detail(plan, worth.costs, seconds_to_change=situation.seconds_to_change, search_s=0.0).estimate
+    estimate = price(plan, worth.costs, seconds_to_change=situation.seconds_to_change, search_s=0.0).estimate
     if estimate.peak_bytes > situation.profile.cluster.memory_bytes:
         return -float(estimate.peak_bytes)
     return situation.change.survival(estimate.transition.moves_s) / estimate.step_s * worth.risk(placed)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, zip_longest
 
-from perfmodel.costs import has_halves
+from perfmodel.step.costs import has_halves
 from strategies.building.closed_form import Shape, distribute
 from strategies.building.effort import FEW_WORKERS, MANY_WORKERS
 from strategies.building.hosts import Hosts, apart, cut_every, pipelines_together, room_of, stages_together

@@ -16,8 +16,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from odyssey.plan.pipelines import NOTHING
 from odyssey.plan.plan import Move
 from odyssey.plan.worker import Worker
-from perfmodel.costs import Costs
-from perfmodel.moving import Resource, add, move_ends, occupied
+from perfmodel.step.costs import Costs
+from perfmodel.transition.moving import Resource, add, move_ends, occupied
 from strategies.building.effort import WORTH
 from strategies.situation import Situation
 

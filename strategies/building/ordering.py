@@ -9,8 +9,8 @@ from odyssey import kernel
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Compute, ComputeOrder, Plan
 from odyssey.plan.worker import Worker
-from perfmodel.cells import joined
-from perfmodel.costs import Costs
+from perfmodel.step.costs import Costs
+from perfmodel.step.independent_groups import joined
 
 SECOND = 10**9
 """List scheduling counts in whole nanoseconds."""
@@ -41,7 +41,7 @@ def order(
     orders: list[ComputeOrder] = []
     makespan = busiest = over = 0
     touched = {plan.place[route.worker][0] for route in plan.routes} | {plan.home[route.micro_batch] for route in plan.routes}
-    for members in joined(plan, together=False):
+    for members in joined(plan):
         if touched.intersection(members):
             its = _Tasks(plan, costs, members, split)
             tasks = kernel.Tasks(its.row, its.is_first, its.is_last)

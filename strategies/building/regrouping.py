@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from odyssey.plan.pipelines import Pipeline
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
-from perfmodel.costs import has_halves
+from perfmodel.step.costs import has_halves
 from strategies.building.closed_form import Ranges
 from strategies.building.effort import FEW_WORKERS, MANY_WORKERS, WORTH
 from strategies.building.layout_to_plan import Draft, realise

@@ -22,10 +22,10 @@ from odyssey.plan.approximation import ApproximateCost, Approximation, LowRank, 
 from odyssey.plan.pipelines import Stage, blocks_of, spans_of
 from odyssey.plan.plan import Keep, Plan, Route, Schedule
 from odyssey.plan.worker import Worker
-from perfmodel.cell_cost import cell_cost
-from perfmodel.cells import plain_cell
-from perfmodel.costs import Costs
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
+from perfmodel.step.costs import Costs
+from perfmodel.step.group_cost import group_cost
+from perfmodel.step.independent_groups import plain_group
 from strategies.building.compose import compose
 from strategies.building.effort import WORTH
 from strategies.building.exchange import ordered
@@ -208,34 +208,34 @@ class _Routing:
             for stage in row:
                 if stage.worker is not None:
                     load[stage.worker] = self.turn_s(stage) * len(self.pipelines[p].micro_batches)
-        cells = _Cells()
+        groups = _Groups()
         routes = []
         for p, s in sorted(self.lost, key=lambda place: not self._had[place]):  # what goes on as it is comes first
             turn = self.turn_s(self.stages[p][s])
-            chosen = self._chosen((p, s), n_hosts[p, s], load, cells)
+            chosen = self._chosen((p, s), n_hosts[p, s], load, groups)
             for k in self.pipelines[p].micro_batches:
                 host = min(chosen, key=lambda host: round(load[host.worker] / turn, 6))
                 load[host.worker] += turn
                 routes.append(Route(k, s, host.worker))
-                cells.join(p, host.pipeline)
+                groups.join(p, host.pipeline)
         return routes
 
-    def _chosen(self, place: tuple[int, int], n: int, load: Mapping[Worker, float], cells: _Cells) -> list[_Host]:
+    def _chosen(self, place: tuple[int, int], n: int, load: Mapping[Worker, float], groups: _Groups) -> list[_Host]:
         """The hosts of a lost stage, nearest first: of those with about as little to do as any the ones that it has, then
         those that exchange with its pipeline anyway, then with nobody yet, then with few others."""
         turn = self.turn_s(self.stages[place[0]][place[1]])
-        hosts, had, own = self.lost[place], self._had[place], cells.of(place[0])
+        hosts, had, own = self.lost[place], self._had[place], groups.of(place[0])
         least = min(load[host.worker] for host in hosts)
 
         def rank(host: _Host) -> tuple[float, ...]:
             about = int((load[host.worker] - least) / (ALIKE_TURNS * turn) + 1e-6)
-            cell = cells.of(host.pipeline)
+            group = groups.of(host.pipeline)
             if host.worker in had:
                 kind = (0, 0)
-            elif cell == own:
+            elif group == own:
                 kind = (1, 0)
             else:
-                kind = (1 + cells.size(cell), cell)
+                kind = (1 + groups.size(group), group)
             return (about, *kind, round(load[host.worker] / turn, 6), host.distance)
 
         return sorted(heapq.nsmallest(n, hosts, key=rank), key=lambda host: host.distance)
@@ -281,7 +281,7 @@ def _parts(stage: Stage, n_holders: Mapping[tuple[int, int], int]) -> list[Stage
     return best[stage.first][2] if stage.first in best else [stage]
 
 
-class _Cells:
+class _Groups:
     """Which pipelines exchange micro-batches with each other; one that does with nobody is alone."""
 
     def __init__(self) -> None:
@@ -291,8 +291,8 @@ class _Cells:
     def of(self, pipeline: int) -> int:
         return self._of.get(pipeline, pipeline)
 
-    def size(self, cell: int) -> int:
-        return len(self._members.get(cell, (cell,)))
+    def size(self, group: int) -> int:
+        return len(self._members.get(group, (group,)))
 
     def join(self, a: int, b: int) -> None:
         one, other = self.of(a), self.of(b)
@@ -349,5 +349,5 @@ def _whole_s(before: Plan, costs: Costs) -> float:
         if its.is_complete:
             kind = (len(its.micro_batches), its.ranges)
             alike.setdefault(kind, p)
-    found = [cell_cost(before, costs, plain_cell(before, p, costs)) for p in alike.values()]
+    found = [group_cost(before, costs, plain_group(before, p, costs)) for p in alike.values()]
     return max((max(cost.computed_s) for cost in found), default=0.0)

@@ -13,12 +13,11 @@ from typing import NamedTuple
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker, numbers_from
-from perfmodel.cell_cost import ended
-from perfmodel.costs import Costs, has_halves
-from perfmodel.memory import most_message_bytes
-from perfmodel.profile import Profile
-from perfmodel.reducing import complete_s
-from perfmodel.walk import walk
+from perfmodel.profile.profile import Profile
+from perfmodel.step.costs import Costs, has_halves
+from perfmodel.step.fast_simulate import fast_simulate
+from perfmodel.step.memory import most_message_bytes
+from perfmodel.step.reducing import complete_s
 from strategies.building.buckets import Buckets
 from strategies.building.closed_form import Ranges, Shape, bottleneck_s, slowest_s
 from strategies.building.halves import Halves
@@ -119,13 +118,13 @@ class Shapes:
         n_stages = len(ranges)
         n_turns, n_more = divmod(n_micro_batches, n_stages)
         if n_turns <= TURNS:
-            return self._walked(ranges, cuts, n_micro_batches)
-        turn_s = self._walked(ranges, cuts, (TURNS + 1) * n_stages).computed_s
-        turn_s -= self._walked(ranges, cuts, TURNS * n_stages).computed_s
-        its, later_s = self._walked(ranges, cuts, TURNS * n_stages + n_more), (n_turns - TURNS) * turn_s
+            return self._simulated(ranges, cuts, n_micro_batches)
+        turn_s = self._simulated(ranges, cuts, (TURNS + 1) * n_stages).computed_s
+        turn_s -= self._simulated(ranges, cuts, TURNS * n_stages).computed_s
+        its, later_s = self._simulated(ranges, cuts, TURNS * n_stages + n_more), (n_turns - TURNS) * turn_s
         return Alone(its.computed_s + later_s, [[at + later_s for at in row] for row in its.complete_s])
 
-    def _walked(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> Alone:
+    def _simulated(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> Alone:
         key = (ranges, cuts, n_micro_batches)
         known = self._alone.get(key)
         if known is None:
@@ -137,11 +136,10 @@ class Shapes:
             plan = Plan(0, "", 0, samples, profile.micro_batch, n_layers, blocks_of([pipeline]), ())
             nodes = accumulate(cuts, lambda node, cut: node + cut * cluster.nodes_per_host, initial=0)
             costs = self._costs.elsewhere(dict(zip(workers, nodes, strict=True)))
-            walked = walk(plan, costs, [0])
-            assert walked is not None, "1F1B ends"
+            computed = fast_simulate(plan, costs, [0])
             known = self._alone[key] = Alone(
-                max(its.computed_s for its in walked.values()),
-                [complete_s(plan, costs, worker, ended(plan, its)) for worker, its in walked.items()],
+                max(its.computed_s for its in computed.values()),
+                [complete_s(plan, costs, worker, its.ended) for worker, its in computed.items()],
             )
         return known
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from odyssey.plan.pipelines import blocks_of
 from odyssey.plan.plan import Plan
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.building.closed_form import distribute
 from strategies.building.shapes import shapes_of
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from odyssey.plan.pipelines import Pipeline, blocks_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
-from perfmodel.costs import Costs
+from perfmodel.step.costs import Costs
 from strategies.building.closed_form import Shape, distribute
 from strategies.building.effort import WORTH, n_made_into_others
 from strategies.building.shapes import Shapes, shapes_of

@@ -18,7 +18,7 @@ import msgspec
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, Worker, numbers_from
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.search import unchanged
 from strategies.search.ranking import best
 from strategies.search.table import search

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from odyssey.errors import PlanError
 from odyssey.plan.proof import prove
-from perfmodel.price import price_in_detail
+from perfmodel.price import price
 from strategies.building.compose import compose, n_micro_batches_of
 from strategies.situation import Candidate, Situation
 from strategies.situation.faults import attempt
@@ -27,7 +27,7 @@ def candidate(situation: Situation) -> Candidate:
     n_each, n_more = divmod(n_micro_batches_of(situation), len(whole))
     plan = prove(compose(situation, NAME, whole, [n_each + (p < n_more) for p in range(len(whole))]), situation.held)
     change_s = situation.seconds_to_change
-    priced = attempt(NAME, lambda: price_in_detail(plan, situation.costs, seconds_to_change=change_s, search_s=0.0))
+    priced = attempt(NAME, lambda: price(plan, situation.costs, seconds_to_change=change_s, search_s=0.0))
     if isinstance(priced, Candidate):
         return Candidate(NAME, plan, None, f"all else failed; it has no price: {priced.reason}")
     return Candidate(NAME, replace(plan, estimate=priced.estimate), priced.estimate, "all else failed")

@@ -24,7 +24,7 @@ from itertools import chain
 
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
-from perfmodel.profile import Cluster
+from perfmodel.profile.profile import Cluster
 
 MOST_BUNCHES = 16
 """Of a component. Pipelines of one length that fill nodes in turn make as many as a node has ranks, at most. In a larger one,

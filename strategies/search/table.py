@@ -18,13 +18,13 @@ from odyssey.errors import OdysseyError, StateLost, UsageError
 from odyssey.plan.layout import layout_text
 from odyssey.plan.plan import Plan, Transition, move_runs
 from odyssey.plan.proof import prove
-from perfmodel.keeping import kept_s
-from perfmodel.moving import moves_s
-from perfmodel.objective import objective
-from perfmodel.price import price_in_detail
-from perfmodel.reliability import ExpectedChange
-from perfmodel.spread import spread_of
-from perfmodel.transition import while_training
+from perfmodel.price import price
+from perfmodel.profile.spread import spread_of
+from perfmodel.transition.keeping import kept_s
+from perfmodel.transition.moving import moves_s
+from perfmodel.transition.transition import while_training
+from perfmodel.worth.objective import objective
+from perfmodel.worth.reliability import ExpectedChange
 from strategies import Moment
 from strategies.building.moves import improved
 from strategies.building.uncut import exact
@@ -227,7 +227,7 @@ def layers_without_holder(situation: Situation) -> list[int]:
 
 
 def check_holders(situation: Situation) -> None:
-    """Raise StateLost if some layer has no holder among the survivors."""
+    """Raise StateLost if some layer has no holder among the survivors (I10)."""
     if not (gone := layers_without_holder(situation)):
         return
     plan, layers = situation.plan, situation.profile.layers
@@ -314,7 +314,7 @@ def _priced(situation: Situation, proposal: Proposal) -> Candidate:
     if plan is None:
         return Candidate(proposal.strategy, None, None, proposal.reason)
     change_s, search_s = situation.seconds_to_change, situation.search_s
-    priced = price_in_detail(plan, situation.costs, seconds_to_change=change_s, search_s=search_s, whole=situation.whole)
+    priced = price(plan, situation.costs, seconds_to_change=change_s, search_s=search_s, whole=situation.whole)
     estimate = priced.estimate
     if situation.plan is None:  # nothing was lost, so nothing is detected, paused or searched: only groups are built
         parts = Transition(groups_s=estimate.transition.groups_s, warm_up_s=estimate.transition.warm_up_s)

@@ -1,6 +1,6 @@
 """Zero bubbles: the best plain plans once more with their backward in halves, where that is worth its memory.
 
-The halves that can wait fill the bubbles of the pipelines (plan/in_halves.py orders them, under a cap of memory), so there is
+The halves that can wait fill the bubbles of the pipelines (plan/split.py orders them, under a cap of memory), so there is
 nothing to gain where there are hardly any, or where ranks share cores that are busy anyway. Each cap that is tried is priced.
 """
 
@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from odyssey.plan.pipelines import Block, Pipeline
 from odyssey.plan.plan import Plan, Schedule, Work
-from perfmodel.costs import Costs, has_halves
-from perfmodel.objective import objective
-from perfmodel.work import work_of
+from perfmodel.step.costs import Costs, has_halves
+from perfmodel.step.work import work_of
+from perfmodel.worth.objective import objective
 from strategies.building.closed_form import Shape
 from strategies.building.effort import WORTH
 from strategies.building.hosts import apart
@@ -32,7 +32,7 @@ FEW = (None, 2.0)
 def in_halves(
     situation: Situation, costs: Costs, candidates: Iterable[Candidate], priced: Callable[[Proposal], Candidate]
 ) -> list[Candidate]:
-    """The best plain plans of each strategy under `in_halves`, at the least cap that is about as fast as the fastest; of those
+    """The best plain plans of each strategy under `split`, at the least cap that is about as fast as the fastest; of those
     that gain by it. A plan is not tried if no order of it can beat the best candidate."""
     if not has_halves(situation.profile):
         return []
@@ -74,7 +74,7 @@ def _unlike(plan: Plan) -> list[Block]:
 
 
 def _rung(priced: Callable[[Proposal], Candidate], strategy: str, plan: Plan, work: Work, cap: float | None) -> Candidate:
-    return priced(Proposal(strategy, plan.under(Schedule("in_halves", cap, work)), ""))
+    return priced(Proposal(strategy, plan.under(Schedule("split", cap, work)), ""))
 
 
 def _least_that_is_fast(

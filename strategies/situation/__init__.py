@@ -16,10 +16,10 @@ from odyssey.plan.approximation import LowRank
 from odyssey.plan.needs import SumOver
 from odyssey.plan.plan import Estimate, Plan
 from odyssey.plan.worker import Worker
-from perfmodel.costs import Costs
-from perfmodel.profile import Profile
-from perfmodel.reliability import ExpectedChange
-from perfmodel.spread import Spread
+from perfmodel.profile.profile import Profile
+from perfmodel.profile.spread import Spread
+from perfmodel.step.costs import Costs
+from perfmodel.worth.reliability import ExpectedChange
 
 NODE_PRICE = 0.05
 """The part of its worth that a plan may lose to another one that survives the loss of any node."""
@@ -29,7 +29,7 @@ KEEP_PRICE = 0.1
 
 
 class Objective(enum.StrEnum):
-    """What a plan is worth, see perfmodel/objective.py."""
+    """What a plan is worth, see perfmodel/worth/objective.py."""
 
     AHEAD = "ahead"
     """What is expected up to the loss after the next."""

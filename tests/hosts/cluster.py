@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfmodel import profile as profiles
+from perfmodel.profile import profile as profiles
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, profile_of_own_processors
 from tests.held import Held

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.descendants import END_S
 from tests.supervised import NETWORKS, base36
+from tests.warm import popen
 
 
 class Impossible(Exception):
@@ -49,6 +50,8 @@ class Hosts:
         self._bridges = [f"{self._prefix}b", f"{self._prefix}p"]
         """The one all are on at first, and the other side of a partition."""
         self._folder = folder
+        self._standing: dict[int, subprocess.Popen[bytes]] = {}
+        """A process of each, which has its namespaces and does nothing."""
         self.name_all({f"h{i} n{i}": self.address(i) for i in self.numbers})
         try:
             for bridge in self._bridges:
@@ -69,6 +72,10 @@ class Hosts:
         _run("ip", "-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
         _run("ip", "-n", name, "addr", "add", f"{self.address(i, ipv6=True)}/64", "dev", "eth0", "nodad")
         _run("ip", "-n", name, "link", "set", "eth0", "up")
+        command = self.command(i, ["sh", "-c", "echo && exec sleep infinity"])
+        self._standing[i] = stands = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        assert stands.stdout is not None and stands.stdout.read(1), f"nothing runs on {name}"
+        popen.HOSTS[" ".join(command[:2])] = stands.pid
 
     def _name(self, i: int) -> str:
         return f"{self._prefix}h{i}"
@@ -147,7 +154,8 @@ class Hosts:
 
     def pids(self, i: int) -> list[int]:
         """Of what runs there."""
-        return [int(pid) for pid in _run("ip", "netns", "pids", self._name(i)).split()]
+        found = {int(pid) for pid in _run("ip", "netns", "pids", self._name(i)).split()}
+        return sorted(found - {stands.pid for stands in self._standing.values()})
 
     def _signal(self, i: int, number: signal.Signals) -> None:
         for pid in self.pids(i):
@@ -163,6 +171,13 @@ class Hosts:
             assert time.monotonic() < deadline, f"SIGKILL does not end {pids}"
             self._signal(i, signal.SIGKILL)
 
+    def _stop(self, i: int) -> None:
+        """End the process that stands for the host, if it has got one."""
+        if (stands := self._standing.pop(i, None)) is not None:
+            popen.HOSTS.pop(" ".join(self.command(i, [])[:2]), None)
+            stands.kill()
+            stands.communicate()
+
     def close(self) -> None:
         """All that runs there, and the hosts themselves, are gone; also if they were made in part only."""
         made = subprocess.run(
@@ -171,6 +186,7 @@ class Hosts:
         for i in self.numbers:
             if self._name(i) in made:
                 self._end(i)
+                self._stop(i)
                 _run("ip", "netns", "del", self._name(i))
         for link in (*map(self._cable, self.numbers), *self._bridges):
             subprocess.run(["ip", "link", "del", link], check=False, capture_output=True, timeout=END_S)

@@ -22,7 +22,7 @@ from odyssey.plan import plan
 from odyssey.protocol import messages
 from odyssey.protocol.messages import Committed, Deframer, Result, frame
 from odyssey.zygote import protocol
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from tests.examples import examples
 from tests.odyssey.any_value import values_of
 

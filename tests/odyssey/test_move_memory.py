@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from odyssey.model import packing
 from odyssey.protocol.messages import Committed
-from perfmodel import memory
-from perfmodel.costs import Costs
+from perfmodel.step.costs import Costs
 from tests import ROOT
 from tests.agent_runs import nothing_left
 from tests.mini_agent import Forks, MiniAgent, forks
@@ -24,8 +23,20 @@ CLOSE = 0.01
 """Beside states: activations that a layer's input is, samples, counts of steps."""
 
 
-def test_a_digest_is_counted_as_it_is_made() -> None:
-    assert packing.DIGEST_BYTES == memory.PROOF_BYTES
+def most_while_moving(own: frozenset[int], held: frozenset[int], received: Sequence[int], costs: Costs) -> int:
+    """Peak bytes on the way to holding `own`, for who holds `held` (until all are ready) and receives some layers: what has
+    been received is held twice until it is taken over; later come gradients, and what a proof has of a state at once."""
+    of, sizes, holds = costs.profile, costs.move_bytes, own | held
+    layers = [of.layers[i] for i in holds]
+    states = sum(layer.parameter_bytes + layer.optimizer_bytes + layer.buffer_bytes for layer in layers)
+    gradients = sum(of.layers[i].gradient_bytes for i in own)
+    ties = sum(
+        round(size * (1 + costs.state_per_parameter))
+        for tie, size in zip(of.ties, of.tie_bytes, strict=True)
+        if holds.intersection(tie)
+    )
+    proved = gradients + min(packing.DIGEST_BYTES, max(sizes[layer] for layer in holds))
+    return states + ties + max(max(sizes[layer] for layer in received), proved)
 
 
 def test_ranks_have_no_more_while_layers_move_than_is_priced(forks: Forks, tmp_path: Path) -> None:
@@ -43,9 +54,13 @@ def test_ranks_have_no_more_while_layers_move_than_is_priced(forks: Forks, tmp_p
             agent.send_prepare(plan)
         ready = agent.wait_ready()
 
-        held = {rank: frozenset(report.held) for rank, report in paused.items()}
-        of = replace(agent.profile, runtime_bytes=0)
-        priced = memory.peaks_of_moves(plan, held, Costs(of))
+        received: dict[int, list[int]] = {}
+        for move in plan.moves:
+            received.setdefault(move.target, []).append(move.layer)
+        priced = {
+            rank: most_while_moving(plan.holds[rank], frozenset(paused[rank].held), layers, Costs(agent.profile))
+            for rank, layers in received.items()
+        }
         assert priced and set(priced) == {rank for rank, report in ready.items() if report.moved_bytes}
         for rank, size_bytes in priced.items():
             most = int(Path(f"{out}.{rank}").read_text())

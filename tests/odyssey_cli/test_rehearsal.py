@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -21,24 +22,26 @@ from launcher.joblog.events import (
     Event,
     GenerationStarted,
     PlanChosen,
+    Proposed,
     RankLost,
     RankStarted,
     SlotsReturned,
 )
 from odyssey.plan.plan import Estimate, StateFrom, Transition
 from odyssey.protocol.messages import Committed, Finished, Hello, Result
-from odyssey_cli.rehearsal.comparison import generations
+from odyssey_cli.rehearsal.comparison import generations, not_taken
+from odyssey_cli.rehearsal.disturbance import Disturbance
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from odyssey_cli.rehearsal.rehearse import came_too_late, changes_of, losses
 from odyssey_cli.replay.traces import parse
-from perfmodel.catalog import load_job
-from perfmodel.costs import Costs
-from perfmodel.price import price
-from perfmodel.profile import Link, Profile, scaled, write
+from perfmodel.profile.catalog import load_job
+from perfmodel.profile.profile import Link, Profile, scaled, write
+from perfmodel.step.costs import Costs
+from strategies.situation import Candidate
 from tests import job_events
 from tests.examples import examples
 from tests.launchers import PATIENCE_S, Launcher, Scene, scene
-from tests.planning import first_plan
+from tests.planning import first_plan, price
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(120)
@@ -296,3 +299,35 @@ def test_the_report_by_hand() -> None:
     assert (first.change, second.change) == ((), told)
     assert third.transition == {"pause": 0.25, "groups": 0.25, "moves": 0.5, "warm_up": 2.0, "rest": 1.0}
     assert third.predicted_transition_s == 2.0 and (third.step_s, third.n_steps) == (4.0, 2)
+
+
+def test_a_machine_that_keeps_ranks_waiting_is_told_of_by_hand() -> None:
+    """Two ranks, four steps in two seconds, in which they wait 0.2 s and 0.6 s: 0.1 s of each step."""
+
+    def text(waits: float) -> str:
+        read = {11: iter((1.0, 1.0 + waits)), 12: iter((5.0, 5.0 + 3 * waits))}
+        stolen = iter((7.0, 7.0 + 0.2 * (os.cpu_count() or 1)))
+        disturbance = Disturbance(5, lambda pid: next(read[pid]), lambda: next(stolen))
+        for rank in (0, 1):
+            disturbance.watch(Event(0.0, 0, "agent", RankStarted(rank, 11 + rank, 0)))
+        for step in range(5):
+            body = Committed(0, 1, Result((step, 0), "step", (0.0,)), 8, 0.1)
+            disturbance.watch(Event(10 + step / 2, 1, "rank 0", body))
+        return disturbance.text
+
+    assert text(0.2).startswith(
+        "disturbed: ranks waited 100 ms of each step of 500 ms for a processor, and the host had the processors elsewhere "
+        "10 % of the time, so rehearsed times are too long"
+    )
+    assert text(0.005) == ""
+
+
+def test_who_had_no_plan_is_told_with_the_reason() -> None:
+    none = Candidate("redundant", None, None, "nobody keeps the layers of a lost stage")
+    proposed = Proposed((*job_events.candidates(), none), 60.0, "", 0.1, False)
+    chosen = PlanChosen(job_events.plan(2, 3), "best", ())
+    events = [Event(1.0, 2, "agent", body) for body in (proposed, chosen)]
+
+    assert not_taken("auto", events) == not_taken("reroute", events) == ()
+    why = "generation 2: reroute ran, as redundant had no plan: nobody keeps the layers of a lost stage"
+    assert not_taken("redundant", events) == (why,)

@@ -14,7 +14,7 @@ from odyssey_cli.__main__ import main
 from odyssey_cli.jobs.find import newest_job
 from odyssey_cli.planning import profile as profile_command
 from odyssey_cli.torchrun import main as torchrun
-from perfmodel.profile import write
+from perfmodel.profile.profile import write
 from tests.job_events import job, profile
 
 Watch = Callable[[Event], None]

@@ -25,7 +25,7 @@ from launcher.options import Rendezvous, RunOptions
 from launcher.planning.live_profile import LiveProfile
 from odyssey.errors import OdysseyError
 from odyssey.protocol.messages import ModelSpec
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.situation import Aim, Protect
 from tests.soak.case import FORWARDED, Agents, Case, logs_of
 from tests.soak.strikes import Striker

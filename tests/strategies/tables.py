@@ -13,7 +13,7 @@ import msgspec
 
 from odyssey import kernel
 from odyssey.errors import StateLost
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Candidate, Objective
 from tests.planning import situation

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan.plan import Plan
-from perfmodel import catalog
-from perfmodel.objective import useful_rate
-from perfmodel.profile import Link, Profile
-from perfmodel.reliability import ExpectedChange
+from perfmodel.profile import catalog
+from perfmodel.profile.profile import Link, Profile
+from perfmodel.worth.objective import useful_rate
+from perfmodel.worth.reliability import ExpectedChange
 from strategies.building.layouts import layouts, quick_best_s
 from strategies.building.shapes import shapes_of
 from strategies.search import best, initial_plan, search
@@ -149,8 +149,16 @@ def test_where_too_few_are_left_for_any_layout_the_next_loss_leaves_nothing() ->
 # -- jobs that go on -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n_layers", "n_fit", "n_workers"), [(4, 4, 5), (4, 2, 6), (6, 3, 5), (5, 5, 4), (6, 2, 7)])
-@pytest.mark.parametrize("n_micro_batches", [2, 5])
+@pytest.mark.parametrize(
+    ("n_layers", "n_fit", "n_workers", "n_micro_batches"),
+    [
+        *((4, 4, 5, 2), (4, 2, 6, 2), (6, 3, 5, 5), (5, 5, 4, 5)),
+        *(
+            pytest.param(*job, marks=pytest.mark.soak)
+            for job in [(4, 4, 5, 5), (4, 2, 6, 5), (6, 3, 5, 2), (5, 5, 4, 2), (6, 2, 7, 2), (6, 2, 7, 5)]
+        ),
+    ],
+)
 def test_a_second_holder_is_kept_after_any_losses_as_long_as_memory_has_room_for_one(
     n_layers: int, n_fit: int, n_workers: int, n_micro_batches: int
 ) -> None:

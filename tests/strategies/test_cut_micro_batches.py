@@ -17,16 +17,15 @@ from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Compute, Plan, Reduction, Schedule, decode, encode
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import dependency_order, program
-from perfmodel import catalog
-from perfmodel.costs import Costs
-from perfmodel.price import price
-from perfmodel.profile import Profile
-from perfmodel.work import work_of
+from perfmodel.profile import catalog
+from perfmodel.profile.profile import Profile
+from perfmodel.step.costs import Costs
+from perfmodel.step.work import work_of
 from strategies.building.compose import reductions
 from strategies.search import answer, best, initial_plan, search
 from strategies.search.cut_micro_batches import cut
 from strategies.situation import Candidate
-from tests.planning import first_plan, layer, profile, situation, without
+from tests.planning import first_plan, layer, price, profile, situation, without
 
 
 def rows_of(ranges: Sequence[Sequence[int]], samples: Sequence[int], micro_batch: int) -> list[Pipeline]:

@@ -23,7 +23,7 @@ from launcher.planning.precompute import Ask, Work, decode_candidates
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from odyssey_cli.__main__ import main
-from perfmodel.profile import write
+from perfmodel.profile.profile import write
 from strategies import Moment, names
 from strategies.search import answer, best, initial_plan, ranking, search
 from strategies.situation import Candidate, Situation
@@ -179,12 +179,12 @@ def test_a_start_with_another_layout_than_was_asked_for_is_no_plan(drop_in: Call
 def test_a_plan_that_fails_in_its_price_costs_its_row(drop_in: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     before = search(lost())
     drop_in(TOY)
-    real = tables.price_in_detail
+    real = tables.price
 
     def price(plan: Plan, *arguments: object, **options: object) -> object:
         return real(plan, *arguments, **options) if plan.strategy != "toy" else {}["toy"]  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tables, "price_in_detail", price)
+    monkeypatch.setattr(tables, "price", price)
 
     after = search(lost())
 
@@ -226,9 +226,9 @@ def test_where_all_strategies_fail_the_whole_pipelines_go_on(monkeypatch: pytest
 
 def test_where_no_plan_has_a_price_the_whole_pipelines_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     now = lost(3)
-    monkeypatch.setattr("perfmodel.price.price_in_detail", None)
-    monkeypatch.setattr(tables, "price_in_detail", None)
-    monkeypatch.setattr("strategies.search.last_resort.price_in_detail", None)
+    monkeypatch.setattr("perfmodel.price.price", None)
+    monkeypatch.setattr(tables, "price", None)
+    monkeypatch.setattr("strategies.search.last_resort.price", None)
 
     first = search(now)[0]
 
@@ -254,12 +254,12 @@ def test_a_layout_that_fails_at_the_start_costs_its_row(monkeypatch: pytest.Monk
     chosen = best(before)
     assert chosen is not None and chosen.plan is not None
     bad = chosen.plan.layout()
-    real = tables.price_in_detail
+    real = tables.price
 
     def price(plan: Plan, *arguments: object, **options: object) -> object:
         return real(plan, *arguments, **options) if plan.layout() != bad else 1 / 0  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tables, "price_in_detail", price)
+    monkeypatch.setattr(tables, "price", price)
 
     table = initial_plan(now, "auto")
 

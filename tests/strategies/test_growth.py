@@ -15,13 +15,12 @@ from odyssey.errors import StateLost
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan, Transition
 from odyssey.plan.proof import prove
-from perfmodel.price import price
-from perfmodel.profile import Link, Profile, Recovery
+from perfmodel.profile.profile import Link, Profile, Recovery
 from strategies.building.compose import compose
 from strategies.search import answer, best, initial_plan, search
 from strategies.situation import Aim, Candidate, Objective, Situation
 from tests.examples import examples
-from tests.planning import first_plan, layer, profile, situation, unsplit, without
+from tests.planning import first_plan, layer, price, profile, situation, unsplit, without
 from tests.strategies.tables import drawn_profile
 
 LINK = Link(1e-5, 1e9)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
 from odyssey.plan.layout import parse_layout
-from perfmodel import catalog
-from perfmodel.price import price
-from perfmodel.profile import Link, Profile
+from perfmodel.profile import catalog
+from perfmodel.profile.profile import Link, Profile
 from strategies.building import compose
 from strategies.building.closed_form import Shape, distribute, slowest_s
 from strategies.building.compose import assign
@@ -23,7 +22,7 @@ from strategies.building.placement_score import PlacementScore
 from strategies.building.shapes import Shapes
 from strategies.search import initial_plan, search
 from tests.examples import examples
-from tests.planning import first_plan, layer, profile, situation, without
+from tests.planning import first_plan, layer, price, profile, situation, without
 
 costs = st.floats(0.05, 5.0)
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan.plan import Plan
-from perfmodel.horizon import MOST_LOSSES, Stay, spent
-from perfmodel.profile import Link, Profile, Recovery
+from perfmodel.profile.profile import Link, Profile, Recovery
+from perfmodel.worth.horizon import MOST_LOSSES, Stay, spent
 from strategies.search import best, initial_plan, search
 from strategies.search.lifetime_value import Steps, lifetime_values
 from strategies.search.next_loss import NODE_SHARE, with_next_losses
@@ -122,7 +122,7 @@ class Jobs:
         return samples
 
 
-@pytest.mark.parametrize("horizon_s", [1000.0, 3000.0])
+@pytest.mark.parametrize("horizon_s", [1000.0, pytest.param(3000.0, marks=pytest.mark.soak)])
 def test_useful_work_of_a_plan_is_that_of_jobs_that_are_played_out_with_the_search(horizon_s: float) -> None:
     """Six ranks, until few are left; a loss in five hundred steps."""
     start = situation(toy(), None, range(6), seconds_to_change=1000.0)

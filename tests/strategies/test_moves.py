@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from odyssey.plan.pipelines import span_layers
 from odyssey.plan.plan import Move
-from perfmodel.costs import Costs
-from perfmodel.moving import busiest_s, move_ends, moved_bytes, moves_s
-from perfmodel.profile import Link, Profile, Recovery
+from perfmodel.profile.profile import Link, Profile, Recovery
+from perfmodel.step.costs import Costs
+from perfmodel.transition.moving import move_ends, moves_s
 from strategies.building.moves import improved, moves
 from strategies.situation import Situation
 from tests.examples import examples
-from tests.planning import first_plan, layer, profile, situation
+from tests.planning import busiest_s, first_plan, layer, profile, situation
 
 Needed = dict[int, frozenset[int]]
 
@@ -156,7 +156,6 @@ def test_moves_of_different_workers_go_side_by_side_and_of_one_worker_in_turn() 
     assert moves_s([Move(0, 0, 1), Move(1, 2, 3)], costs) == pytest.approx(1.5 + 0.25)
     assert moves_s([Move(0, 0, 1), Move(1, 0, 3)], costs) == pytest.approx(3.0 + 2 * 0.25)
     assert moves_s([Move(0, 0, 1), Move(1, 1, 2), Move(2, 3, 0)], costs) == pytest.approx(3.0 + 2 * 0.25)
-    assert moved_bytes([Move(0, 0, 1), Move(1, 0, 3)], costs) == 200
 
 
 def test_bytes_take_as_long_as_the_slower_of_link_and_processor_between_hosts_and_what_was_measured_within_one() -> None:

@@ -13,13 +13,12 @@ from odyssey.plan.plan import Plan, decode, encode
 from odyssey.plan.proof import prove
 from odyssey.plan.renaming import renamed
 from odyssey.plan.schedule import program
-from perfmodel import catalog
-from perfmodel.price import price
-from perfmodel.profile import Profile
-from perfmodel.timeline import simulate
+from perfmodel.profile import catalog
+from perfmodel.profile.profile import Profile
+from perfmodel.step.timeline import timeline_of
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Candidate, Protect
-from tests.planning import first_plan, layer, profile, situation
+from tests.planning import first_plan, layer, price, profile, situation
 from tests.planning import without as alive_without
 
 ALLOWED = Aim(approximate=LowRank(), protect=Protect.NONE)
@@ -95,7 +94,7 @@ def test_cells_that_are_walked_take_as_long_as_programs_that_run() -> None:
     for layout, n_workers, lost in (("3x2", 6, 3), ("2x4", 8, 5), ("4x1", 4, 0)):
         plan = chosen(after(job(8 if layout == "2x4" else 4, backward_s=0.7), layout, n_workers, lost))
         its = of if plan.n_layers == 4 else job(8, backward_s=0.7)
-        assert price(plan, its, seconds_to_change=1e6).step_s == pytest.approx(simulate(plan, its).step_s)
+        assert price(plan, its, seconds_to_change=1e6).step_s == pytest.approx(timeline_of(plan, its).step_s)
 
 
 def test_less_memory_is_kept() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from benchmarks.optimality import Everything
 from benchmarks.plan_cases import found_by_search, small_job, worth
 from odyssey.plan.plan import Plan
-from perfmodel import catalog
-from perfmodel.profile import Link, Profile
+from perfmodel.profile import catalog
+from perfmodel.profile.profile import Link, Profile
 from strategies.building.closed_form import bottleneck_s
 from strategies.building.hosts import pipelines_together, stages_together
 from strategies.building.placement_score import Placed, PlacementScore

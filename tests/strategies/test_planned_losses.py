@@ -17,14 +17,13 @@ from odyssey.plan.plan import Keep, Plan, keep_runs
 from odyssey.plan.proof import prove
 from odyssey.plan.renaming import renamed
 from odyssey.plan.worker import Worker
-from perfmodel.price import price
-from perfmodel.profile import Link, Profile
+from perfmodel.profile.profile import Link, Profile
 from strategies.search import best, initial_plan, search
 from strategies.search.loss_classes import LossClasses
 from strategies.search.planned_losses import MOST_PAIRS, LossKind, answer_for, key_of, losses, symmetries
 from strategies.situation import Situation
 from tests.examples import examples
-from tests.planning import first_plan, layer, profile, situation, without
+from tests.planning import first_plan, layer, price, profile, situation, without
 
 LAYOUTS = ["2x3", "3x2", "4x1", "3+2+1", "2x2", "2+2+1", "1x4", "2x1", "3x1+2"]
 

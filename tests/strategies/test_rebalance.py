@@ -13,15 +13,14 @@ from msgspec.structs import replace
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
-from perfmodel.price import price
-from perfmodel.profile import Link, Profile
+from perfmodel.profile.profile import Link, Profile
 from strategies.building.compose import compose
 from strategies.rebalance import slow as propose
 from strategies.rebalance import split_by_speed
 from strategies.search import best, search
 from strategies.situation import Candidate, Situation
 from tests.examples import examples
-from tests.planning import first_plan, layer, profile, situation, unsplit, without
+from tests.planning import first_plan, layer, price, profile, situation, unsplit, without
 
 
 def job(n_layers: int, batch: int, memory_bytes: int = 10**10) -> Profile:

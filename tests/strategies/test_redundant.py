@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from odyssey.errors import StateLost
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
-from perfmodel import catalog
-from perfmodel.profile import Profile
+from perfmodel.profile import catalog
+from perfmodel.profile.profile import Profile
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Candidate, Protect, Situation
 from tests.planning import layer, profile, situation, without

@@ -12,7 +12,7 @@ from odyssey.errors import OdysseyError
 from odyssey_cli.__main__ import main
 from odyssey_cli.command_line.options import Command
 from odyssey_cli.command_line.request import read
-from perfmodel.profile import write
+from perfmodel.profile.profile import write
 from strategies.search import search
 from tests import ROOT, job_events
 from tests.dropped_in import TOY, drop_in

@@ -15,15 +15,14 @@ from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import dependency_order, program
-from perfmodel.price import price
-from perfmodel.profile import Link, Profile
-from perfmodel.timeline import simulate
+from perfmodel.profile.profile import Link, Profile
+from perfmodel.step.timeline import timeline_of
 from strategies import reroute
 from strategies.building.routing import cut
 from strategies.search import search
 from strategies.situation import Proposal, Situation
 from tests.examples import examples
-from tests.planning import first_plan, layer, profile, situation, without
+from tests.planning import first_plan, layer, price, profile, situation, without
 
 FORWARD, BACKWARD = 1.0, 2.0
 
@@ -37,7 +36,7 @@ def rerouted(plan: Plan, state: Situation) -> Plan:
 def step_after(n_pipelines: int, n_stages: int, n_micro_batches: int, *lost: int) -> float:
     of = profile(n_stages, n_micro_batches * n_pipelines)
     plan = first_plan(of, f"{n_pipelines}x{n_stages}", n_pipelines * n_stages)
-    return simulate(rerouted(plan, situation(of, plan, without(plan, *lost))), of).step_s
+    return timeline_of(rerouted(plan, situation(of, plan, without(plan, *lost))), of).step_s
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_a_further_loss_routes_everything_anew() -> None:
     third = rerouted(second, situation(of, second, without(second, 6)))
     check_exact(third, first)
     assert {route.worker for route in third.routes} == {10}
-    assert simulate(third, of).step_s == pytest.approx(step_after(3, 4, 6, 2, 6))
+    assert timeline_of(third, of).step_s == pytest.approx(step_after(3, 4, 6, 2, 6))
 
 
 def test_every_worker_of_an_affected_pipeline_has_an_order_and_others_keep_the_rule() -> None:
@@ -214,7 +213,7 @@ def test_all_pipelines_of_a_small_job_split_their_backward_also_where_hosts_outn
     plan = first_plan(of, "5x6", 30)
     after = rerouted(plan, situation(of, plan, without(plan, 13, 0)))
     assert {order.worker for order in after.schedule.orders} == set(after.workers)
-    assert simulate(after, of).step_s < simulate(plan, of).step_s
+    assert timeline_of(after, of).step_s < timeline_of(plan, of).step_s
 
 
 @pytest.mark.parametrize("stage", [0, 3, 7])
@@ -225,7 +224,7 @@ def test_a_loss_goes_to_few_hosts_where_few_absorb_it(stage: int) -> None:
     after = rerouted(plan, situation(of, plan, without(plan, 8 + stage)))
     check_exact(after, plan)
     assert len({route.worker for route in after.routes}) <= 5
-    assert simulate(after, of).step_s <= simulate(plan, of).step_s * 1.006
+    assert timeline_of(after, of).step_s <= timeline_of(plan, of).step_s * 1.006
 
 
 def test_losses_of_one_stage_are_routed_alike_and_each_in_its_own_pipelines() -> None:
@@ -237,7 +236,7 @@ def test_losses_of_one_stage_are_routed_alike_and_each_in_its_own_pipelines() ->
     routes_of = {p: [route for route in plan.routes if plan.home[route.micro_batch] == p] for p in (1, 20)}
     hosts = {p: {plan.place[route.worker][0] for route in routes} for p, routes in routes_of.items()}
     assert len(hosts[1]) == len(hosts[20]) and not hosts[1] & hosts[20]
-    assert price(plan, of, seconds_to_change=1e9).step_s == simulate(plan, of).step_s
+    assert price(plan, of, seconds_to_change=1e9).step_s == timeline_of(plan, of).step_s
 
 
 def test_a_layer_that_nobody_else_holds_is_the_reason() -> None:
@@ -262,7 +261,7 @@ def test_a_stage_that_no_worker_holds_whole_is_cut_where_its_hosts_end(
     check_runs_once(after)
     holes = [stage for stage in after.pipelines[0].stages if stage.worker is None]
     assert [(stage.first, stage.stop) for stage in holes] == parts
-    assert price(after, of, seconds_to_change=1e9).step_s == simulate(after, of).step_s
+    assert price(after, of, seconds_to_change=1e9).step_s == timeline_of(after, of).step_s
 
 
 def test_a_stage_is_cut_in_few_parts_and_then_where_most_workers_hold_each() -> None:

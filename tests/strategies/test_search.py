@@ -12,8 +12,8 @@ from odyssey.errors import StateLost, UsageError
 from odyssey.plan.plan import StateFrom
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import dependency_order, program
-from perfmodel.profile import Link, Profile, Recovery
-from perfmodel.reliability import ExpectedChange
+from perfmodel.profile.profile import Link, Profile, Recovery
+from perfmodel.worth.reliability import ExpectedChange
 from strategies.search import answer, best, initial_plan, rescore, search
 from strategies.search.dryrun import fail_any, fail_ranks, newcomers
 from strategies.situation import Aim, Candidate, Objective, Protect

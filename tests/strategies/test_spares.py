@@ -12,7 +12,7 @@ from launcher.planning.situations import proposed
 from odyssey.errors import UsageError
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
-from perfmodel.reliability import ExpectedChange
+from perfmodel.worth.reliability import ExpectedChange
 from strategies.search import answer, best, initial_plan
 from strategies.situation import Aim, Situation
 from tests.examples import examples

@@ -15,9 +15,9 @@ from launcher.joblog.events import Event, GenerationStarted, Proposed, decode, e
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from odyssey.plan.plan import Estimate, Plan, Transition
-from perfmodel import spread as spreads
-from perfmodel.profile import Errors, Link, Profile, Recovery, read, scaled, write
-from perfmodel.reliability import ExpectedChange
+from perfmodel.profile import spread as spreads
+from perfmodel.profile.profile import Errors, Link, Profile, Recovery, read, scaled, write
+from perfmodel.worth.reliability import ExpectedChange
 from strategies.search import initial_plan, rescore, search
 from strategies.search.next_loss import with_next_losses
 from strategies.search.ranking import Order

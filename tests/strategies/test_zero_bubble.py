@@ -21,17 +21,16 @@ from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Compute, LayerWork, Plan, Route, Schedule, Work, decode, encode
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import Drop, dependency_order, program
-from perfmodel import catalog
-from perfmodel.price import price
-from perfmodel.profile import Profile
-from perfmodel.timeline import simulate
-from perfmodel.work import work_of
+from perfmodel.profile import catalog
+from perfmodel.profile.profile import Profile
+from perfmodel.step.timeline import timeline_of
+from perfmodel.step.work import work_of
 from strategies.building.compose import reductions
 from strategies.search import best, initial_plan, search
 from strategies.search.zero_bubble import LADDER
 from strategies.situation import Aim, Objective
 from tests.examples import examples
-from tests.planning import first_plan, layer, profile, situation, without
+from tests.planning import first_plan, layer, price, profile, situation, without
 
 PLENTY = 10**12
 
@@ -349,7 +348,7 @@ def test_the_price_is_that_of_the_schedule() -> None:
     steps = {price(plan, of, seconds_to_change=1e9).step_s}
     for cap in (1.25, None):
         ruled = msgspec.structs.replace(plan, schedule=Schedule("split", cap, work_of(of)))
-        timeline = simulate(ruled, of)
+        timeline = timeline_of(ruled, of)
         assert set(timeline.times) == set(plan.workers[:4])
         steps.add(price(ruled, of, seconds_to_change=1e9).step_s)
         assert timeline.step_s in steps

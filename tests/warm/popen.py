@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.host import orphans
 from launcher.host.kernel import set_subreaper
@@ -20,16 +20,12 @@ from tests import ROOT
 from tests.descendants import END_S
 from tests.warm.start import IMPORTS, here, send
 
-AGENTS = ("odyssey_cli run", "odyssey_cli.torchrun", "odyssey_cli.launch", "tests.soak.drive")
+AGENTS = ("odyssey_cli run", "odyssey_cli.torchrun", "odyssey_cli.launch", "tests.failing_agent run", "tests.soak.drive")
 COMMAND = (
     "import sys; at_start = frozenset(sys.modules); sys.path[0] = sys.argv[1]; from tests.warm import templates; "
     "del sys.path[0]; templates.run([*map(int, sys.argv[2:])], at_start)"
 )
 """The templates' (templates.py). `at_start` as the zygote takes it: before anything is imported for its own use."""
-AGENT = (
-    "import sys; sys.path[0] = sys.argv[1]; from tests.warm import programs; programs.execute(int(sys.argv[2]), *sys.argv[3:])"
-)
-"""An agent's (programs.py) where another program becomes it."""
 PLANNER = "launcher.planning.precompute"
 MATTERS = (
     "PYTHON",
@@ -48,8 +44,10 @@ MATTERS = (
     "TZ",
 )
 """How the variables begin that Python, torch or the libraries read when they begin."""
-LATER = ("TORCH_NCCL_", "TZ")
+LATER = ("TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_", "TZ")
 """Of these those that are read later, or that a fork takes over (start.py)."""
+HOSTS: dict[str, int] = {}
+"""Processes that live on hosts with a network of their own, by the first two words of what has a command run there."""
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _plain = subprocess.Popen
 _signature = inspect.signature(_plain._execute_child)  # type: ignore[attr-defined]
@@ -67,6 +65,7 @@ class Templates:
 
     def start(self) -> None:
         """Have them ready."""
+        self._owner = os.getpid()
         pairs = [socket.socketpair() for _ in IMPORTS]
         numbers = [theirs.fileno() for _, theirs in pairs]
         self.variables = zygote_variables(os.environ)
@@ -145,7 +144,7 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
         if found is None:
             super()._execute_child(*arguments)
             return
-        index, argv, environment, is_agent = found
+        index, argv, environment, is_agent, host = found
         streams = [
             given["p2cread"] if given["p2cread"] != -1 else 0,
             given["c2pwrite"] if given["c2pwrite"] != -1 else 1,
@@ -159,6 +158,7 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
             new_session=given["start_new_session"],
             has_template=is_agent,
             targets=(0, 1, 2, *passed),
+            host=host,
         )
         before = set_subreaper(True)
         self.pid = send(templates.sockets[index], start, [*streams, *passed])
@@ -167,8 +167,8 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
         self._close_pipe_fds(*(given[name] for name in _PIPES))
 
     @staticmethod
-    def _template(given: Mapping[str, Any]) -> tuple[int, Sequence[str], Mapping[str, str], bool] | None:
-        """Which, the command line, the environment, whether this is an agent; None for a process that starts as always."""
+    def _template(given: Mapping[str, Any]) -> _Found | None:
+        """None for a process that starts as always."""
         argv = given["args"]
         environment = dict(os.environ if given["env"] is None else given["env"])
         if not isinstance(argv, list | tuple) or given["executable"] not in (None, argv[0]) or sys.executable not in argv:
@@ -178,21 +178,28 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
         if len(argv) == 4 and argv[0] == sys.executable and argv[2] == SERVER and begins_alike(environment):
             index = _index({*environment.get("ODYSSEY_ZYGOTE_IMPORTS", "").split(), "odyssey.zygote.entry"})
             most = max((i for i in templates.sockets if index is not None and i <= index), default=None)  # it imports the rest
-            return None if most is None else (most, argv, environment, False)
+            return None if most is None else _Found(most, argv, environment)
         if not begins_alike(zygote_variables(environment)):
             return None
         if len(argv) == 3 and argv[:2] == [sys.executable, "-c"] and PLANNER in argv[2]:
-            return min(templates.sockets), argv, environment, False
+            return _Found(min(templates.sockets), argv, environment)
         k = argv.index(sys.executable)
-        on_host, command = argv[:k], argv[k + 1 :]  # of a network of their own, for some (tests/hosts)
-        if templates.process is not None and command[:1] == ["-m"] and " ".join(command[1:3]).startswith(AGENTS):
-            if on_host and on_host[0] != "nsenter":
-                return None
-            index = _guess(command[2:], given["cwd"])
-            if on_host:
-                argv = [*on_host, sys.executable, "-c", AGENT, str(ROOT), str(index), *command[1:]]
-            return index, argv, environment, True
-        return None
+        host = HOSTS.get(" ".join(argv[:2])) if k else os.getpid()
+        if templates.process is None or host is None or argv[k + 1 : k + 2] != ["-m"]:
+            return None
+        if not " ".join(argv[k + 2 : k + 4]).startswith(AGENTS):
+            return None
+        return _Found(_guess(argv[k + 3 :], given["cwd"]), argv[k:], environment, is_agent=True, host=host)
+
+
+class _Found(NamedTuple):
+    """Of which template something becomes a fork, its command line and environment, and whose namespaces it takes."""
+
+    index: int
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    is_agent: bool = False
+    host: int = 0
 
 
 def _index(modules: set[str]) -> int | None:

@@ -17,7 +17,6 @@ import setproctitle
 
 from odyssey.text import as_unicode
 from tests.warm import popen
-from tests.warm.start import GIVEN
 
 
 def run(argv: Sequence[str]) -> None:
@@ -35,16 +34,6 @@ def run(argv: Sequence[str]) -> None:
             sys.path.append(os.getcwd())  # where odyssey_cli/own_packages.py moves it
         _main()
         runpy.run_module(program, run_name="__main__", alter_sys=True)
-
-
-def execute(template: int, module: str, *arguments: str) -> None:
-    """Where another program had to become this one first: `template` is the one that it has a fork of."""
-    number, pid = map(int, os.environ.pop(GIVEN).split())
-    has_template(template, socket.socket(fileno=number), pid)
-    sys.path[0] = os.getcwd()
-    sys.argv[:] = [module, *arguments]
-    sys.orig_argv[:] = [sys.executable, "-m", module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def has_template(index: int, given: socket.socket, pid: int) -> None:

@@ -12,9 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
-GIVEN = "ODYSSEY_TESTS_ZYGOTE"
-"""The socket and the pid of the template that an agent has been given."""
 IMPORTS = (
     ("torch", "torch.distributed", "odyssey.protocol.link", "odyssey.zygote.entry"),
     ("torch._dynamo",),
@@ -38,10 +37,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Start:
-    """`parent`: whose child it is to be. `has_template`: for what it will start. `targets`: the number of each descriptor that
-    goes with this."""
+    """`parent`: whose child it is to be. `host`: whose namespaces it has. `has_template`: for what it will start. `targets`:
+    the number of each descriptor that goes with this."""
 
     parent: int
+    host: int
     argv: Sequence[str]
     environment: Mapping[str, str]
     cwd: str
@@ -63,13 +63,15 @@ def here(
     new_session: bool,
     has_template: bool,
     targets: Sequence[int],
+    host: int = 0,
 ) -> Start:
-    """A start as a child of this process, which inherits what children do."""
+    """A start as a child of this process, which inherits what children do, but for the namespaces where `host` is given."""
     umask = os.umask(0o077)
     os.umask(umask)
     ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
     return Start(
         os.getpid(),
+        host or os.getpid(),
         argv,
         dict(environment),
         cwd,
@@ -88,7 +90,7 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
     """Take all that is a process's own, but for its program and its session, which it has by the time that its pid is told.
     Descriptors that did not come with `start` are closed."""
     for name in ("uts", "net", "mnt"):
-        _join(name, start.parent)
+        _join(name, start.host)
     os.chdir(start.cwd)
     os.umask(start.umask)
     os.sched_setaffinity(0, start.processors)
@@ -109,15 +111,23 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(start.environment)
     time.tzset()
+    _take_log_level()
     signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
 
 
-def _join(name: str, parent: int) -> None:
-    """The namespace of the parent."""
-    its = os.open(f"/proc/{parent}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+def _take_log_level() -> None:
+    """Have torch read TORCH_CPP_LOG_LEVEL, as its import did: zygotes of a Job have another one than those of other scripts."""
+    import torch
+
+    ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))._ZN3c1011initLoggingEv()  # c10::initLogging()
+
+
+def _join(name: str, host: int) -> None:
+    """The namespace of that process."""
+    its = os.open(f"/proc/{host}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if os.fstat(its).st_ino != os.stat(f"/proc/self/ns/{name}").st_ino and _libc.setns(its, 0) != 0:
-            raise OSError(ctypes.get_errno(), f"cannot join the {name} namespace of process {parent}")
+            raise OSError(ctypes.get_errno(), f"cannot join the {name} namespace of process {host}")
     finally:
         os.close(its)
 

@@ -25,7 +25,7 @@ from odyssey.text import as_unicode
 from odyssey.zygote import server
 from odyssey.zygote.protocol import SERVER
 from tests.warm import ending
-from tests.warm.start import GIVEN, IMPORTS, PROGRAMS, Start, become, receive
+from tests.warm.start import IMPORTS, PROGRAMS, Start, become, receive
 
 
 def run(numbers: list[int], at_start: Collection[str]) -> None:
@@ -121,10 +121,8 @@ def _born(sock: socket.socket, index: int, middle: int, start: Start, descriptor
     sock.detach()
     target = max(start.targets) + 1
     become(replace(start, targets=(*start.targets, target)), [*descriptors, ours.detach()])
-    if start.argv[0] == sys.executable:
-        _programs().has_template(index, socket.socket(fileno=target), template)
-        return start.argv
-    return os.execvpe(start.argv[0], start.argv, {**start.environment, GIVEN: f"{target} {template}"})
+    _programs().has_template(index, socket.socket(fileno=target), template)
+    return start.argv
 
 
 def _tell(sock: socket.socket) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from launcher.processes.environment import for_zygote
+from odyssey.zygote.protocol import SERVER
 from tests import ROOT
+from tests.warm import popen
+from tests.warm.start import IMPORTS
 
 PATIENCE_S = 60.0
 BEGINNING = """
@@ -111,3 +117,37 @@ os.kill(pid, signal.SIGKILL)
 """
 
     assert run(program) == "True\n"
+
+
+@pytest.mark.parametrize("index", range(len(IMPORTS)))
+def test_the_zygote_of_any_script_has_a_template(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a zygote begins with that the templates have not, all jobs of these tests would import torch once more."""
+    modules = [name for more in IMPORTS[: index + 1] for name in more]
+    began = popen.Templates()
+    began.variables = popen.zygote_variables(os.environ)
+    ends = socket.socketpair()
+    began.sockets = dict.fromkeys(range(len(IMPORTS)), ends[0])
+    monkeypatch.setattr(popen, "templates", began)
+    environment = for_zygote(os.environ, n_ranks=2, for_jobs="odyssey.job" in modules)
+    environment |= {"OPENBLAS_NUM_THREADS": "1", "ODYSSEY_ZYGOTE_IMPORTS": " ".join(modules)}
+    given = {"args": [sys.executable, "-u", SERVER, "3"], "executable": None, "env": environment}
+
+    found = popen.Popen._template(given)
+
+    assert found is not None and found[0] == index
+    for end in ends:
+        end.close()
+
+
+def test_torch_takes_the_log_level_of_what_a_template_becomes() -> None:
+    program = """
+import ctypes, pathlib, torch
+c10 = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libc10.so"))
+pid, sock = template(lambda: print(ctypes.c_int.in_dll(c10, "FLAGS_caffe2_log_level").value, flush=True))
+for level in ("ERROR", "FATAL"):
+    os.environ["TORCH_CPP_LOG_LEVEL"] = level
+    os.waitpid(send(sock, asked(), streams), 0)
+os.kill(pid, signal.SIGKILL)
+"""
+
+    assert run(program) == "2\n3\n"

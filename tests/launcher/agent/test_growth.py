@@ -37,8 +37,8 @@ from launcher.joblog.events import (
 )
 from launcher.options import RunOptions
 from odyssey.protocol.messages import Broken, Committed, Hello, Paused
-from perfmodel import profile as profiles
-from perfmodel.profile import Profile
+from perfmodel.profile import profile as profiles
+from perfmodel.profile.profile import Profile
 from strategies.situation import Aim, Protect
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left, profile_of_own_processors
@@ -260,7 +260,7 @@ def test_a_newcomer_that_is_killed_before_it_takes_part_comes_once_more(job: Job
     assert workers_at_the_end(ran) == EVERYBODY
 
 
-@pytest.mark.parametrize("moment", [when(Hello, 2, rank=3), when(Proposed, 3)])
+@pytest.mark.parametrize("moment", [when(Hello, 2, rank=3), pytest.param(when(Proposed, 3), marks=pytest.mark.soak)])
 def test_a_newcomer_that_is_killed_while_groups_are_built_costs_the_others_nothing(job: Job, moment: Moment) -> None:
     job.acts = [does(moment, 3, signal.SIGKILL)]
     job.holds = {SECOND: when(RankStarted, 3, rank=3), THIRD: when(Draining)}

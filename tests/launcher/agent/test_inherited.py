@@ -78,7 +78,9 @@ def test_a_hangup_that_is_to_be_passed_on_is_under_nohup_too(scene: Scene) -> No
 
 
 @under_both
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGQUIT, marks=pytest.mark.soak)], ids=lambda number: number.name
+)
 def test_a_signal_that_a_shell_ignores_for_the_background_ends_the_job(
     scene: Scene, launcher: Launcher, number: signal.Signals
 ) -> None:
@@ -113,7 +115,7 @@ with open(os.environ["READY"], "w") as ready:
 """
 
 
-@pytest.mark.parametrize("home", ["no", "missing"])
+@pytest.mark.parametrize("home", [pytest.param("no", marks=pytest.mark.soak), "missing"])
 def test_odd_folders_and_no_streams_hinder_nobody(scene: Scene, home: str) -> None:
     """As in a container: any user, any folders."""
     odd = scene.folder / ("a folder's name " + "x" * 120)

@@ -24,7 +24,7 @@ from launcher.joblog.events import (
 )
 from launcher.options import RunOptions
 from odyssey.protocol.messages import Committed, Failed
-from perfmodel.profile import Recovery
+from perfmodel.profile.profile import Recovery
 from strategies.situation import Aim, Protect
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
@@ -99,6 +99,7 @@ def test_a_killed_rank_is_spawned_again_where_that_is_the_plan(tmp_path: Path) -
 
 
 def test_losing_every_holder_of_a_layer_ends_the_job_and_names_it(tmp_path: Path) -> None:
+    """I10."""
     alone = {"layout": "1x2", "aim": Aim(protect=Protect.NONE)}
     ran = Ran(options(tmp_path, "--steps", "10", n_nodes=2, drills=("step=3 kill=1",), **alone))
     assert ran.code == 1

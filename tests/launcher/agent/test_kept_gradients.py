@@ -56,7 +56,7 @@ def test_a_rank_that_is_lost_in_the_rest_of_a_step_leaves_what_others_have_of_bo
     assert [chosen.n_kept for chosen in ran.all(PlanChosen)] == [0, 8, 6]
 
 
-@pytest.mark.parametrize("model", ["gpt", "tied"])
+@pytest.mark.parametrize("model", [pytest.param("gpt", marks=pytest.mark.soak), "tied"])
 def test_what_is_in_flight_goes_back_through_layers_that_have_it_and_adds_nothing(model: str, tmp_path: Path) -> None:
     """Rank 1, the last stage, is a micro-batch ahead of rank 0; of the other pipeline the last stage is lost."""
     ops = ("0 3 0B1 stand", "1 3 1F2 stand", "2 3 0F7 stand", "3 3 1B6 die")

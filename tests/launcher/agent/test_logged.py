@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded
 from launcher.options import RunOptions
-from perfmodel import profile as profiles
+from perfmodel.profile import profile as profiles
 from tests import ROOT
 from tests.agent_runs import Ran, nothing_left
 from tests.held import Held

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen, RankLost
 from launcher.options import RunOptions
-from perfmodel import profile as profiles
+from perfmodel.profile import profile as profiles
 from tests import exactness
 from tests.agent_runs import TRAIN, Ran, nothing_left, profile_of_own_processors
 from tests.exactness import EXACT, N_STEPS

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded
 from launcher.options import RunOptions
-from perfmodel import profile as profiles
-from perfmodel.profile import Profile
+from perfmodel.profile import profile as profiles
+from perfmodel.profile.profile import Profile
 from tests import ROOT
 from tests.agent_runs import Ran, nothing_left
 from tests.held import Held

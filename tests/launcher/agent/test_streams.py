@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded
 from launcher.options import RunOptions
-from perfmodel import profile as profiles
+from perfmodel.profile import profile as profiles
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left, profile_of_own_processors
 from tests.held import Held

@@ -98,7 +98,7 @@ FILE = KeptFile(0, 0, "stdout")
 
 def test_each_question_has_its_answer(agent: AgentOnALoop) -> None:
     peer = agent.visitor()
-    assert agent.ask(peer, AskFiles()) == questions.Files(((FILE, 5),))
+    assert agent.ask(peer, AskFiles()) == questions.Files(((FILE, (0, 5)),))
     assert agent.ask(peer, AskPiece(FILE, 1)) == questions.Piece(b"ello")
     assert agent.ask(peer, AskPiece(FILE, 5)) == questions.Piece(b"")
     assert agent.ask(peer, AskStacks()) == questions.Stacks({})

@@ -100,7 +100,7 @@ def failing(command: list[str]) -> list[str]:
     return [part if part != "odyssey_cli" else "tests.failing_agent" for part in command]
 
 
-@pytest.mark.parametrize("n_others", [1, 2])
+@pytest.mark.parametrize("n_others", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_leading_agent_that_fails_by_a_bug_costs_itself_only(
     start: Callable[..., Agent], tmp_path: Path, n_others: int
 ) -> None:

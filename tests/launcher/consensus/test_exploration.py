@@ -59,6 +59,7 @@ DEEP = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_whatever_happens_to_a_few_agents_they_agree(name: str) -> None:
+    """I11."""
     case, must_meet = WHOLE[name]
     exploration = Exploration(case)
 

@@ -90,7 +90,7 @@ from odyssey.protocol.messages import (
     Result,
     Saved,
 )
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
 N_LAYERS = 4

@@ -78,7 +78,14 @@ def replicas(n_ranks: int) -> list[tuple[int, int]]:
 # -- false alarms --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [replicas(1), replicas(2), [(0, 3), (3, 4), (0, 3), (3, 4)]], ids=["1", "2", "2x2"])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        pytest.param(replicas(1), id="1"),
+        pytest.param(replicas(2), id="2"),
+        pytest.param([(0, 3), (3, 4), (0, 3), (3, 4)], id="2x2", marks=pytest.mark.soak),
+    ],
+)
 def test_hardly_a_healthy_rank_is_called_slow_in_a_day_of_noise(layers: list[tuple[int, int]]) -> None:
     """One in three days of a rank at most: by bursts that meet a second look. It does not last."""
     changes = Job(layers, 0, {(3, 4): 1.3}).go_on(DAY)
@@ -115,6 +122,10 @@ def test_a_rank_that_is_a_twentieth_slower_is_not_slow() -> None:
 # -- delays --------------------------------------------------------------------------------------------------------------
 
 
+QUICK = {(1, 3.0), (2, 2.0), (2, 1.2), (8, 1.2)}
+"""Numbers of ranks, and by how much one of them is slower, in `make test`."""
+
+
 def delays_s(n_ranks: int, factor: float, seeds: Sequence[int]) -> list[float]:
     """Until the last rank is found that becomes slow after ten minutes; each in its own noise, ascending."""
     began, found = 600 * PER_S, []
@@ -132,8 +143,14 @@ def delays_s(n_ranks: int, factor: float, seeds: Sequence[int]) -> list[float]:
     return sorted(found)
 
 
-@pytest.mark.parametrize(("factor", "median_s", "most_s"), [(1.2, 65.0, 150.0), (2.0, 36.0, 40.0), (3.0, 36.0, 40.0)])
-@pytest.mark.parametrize("n_ranks", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("n_ranks", "factor", "median_s", "most_s"),
+    [
+        pytest.param(n_ranks, factor, *delay, marks=() if (n_ranks, factor) in QUICK else pytest.mark.soak)
+        for n_ranks in (1, 2, 8)
+        for factor, delay in ((1.2, (65.0, 150.0)), (2.0, (36.0, 40.0)), (3.0, (36.0, 40.0)))
+    ],
+)
 def test_a_slow_rank_is_found_soon_after_a_burst_would_be_over(
     n_ranks: int, factor: float, median_s: float, most_s: float
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch.distributed.elastic.events import handlers
 
 from launcher.coordinator.rank_assignment import RankAssignment, assignments_on_one_host
@@ -59,6 +60,18 @@ def test_streams_go_where_torchrun_puts_them(tmp_path: Path) -> None:
     assert logs.error_file == str(attempt / "1/error.json")
     assert logs.filtered[Std.OUT] == attempt / "filtered_stdout.log"
     assert [path for path in attempt.rglob("*") if path.is_file()] == []
+
+
+def test_what_goes_to_no_file_is_kept_beside_torchruns_tree_of_two_attempts(tmp_path: Path) -> None:
+    job = folder(tmp_path, tee=Std.ERR, keep_bytes=100)
+    assert job.path is not None
+    for attempt in range(4):
+        outlets = job.logs_of(replace(SECOND, attempt=attempt), {}).outlets
+        kept = outlets[Std.OUT].kept
+        assert kept == job.path / f"kept/attempt_{attempt}/1/stdout.log" and outlets[Std.ERR].kept is None
+        kept.parent.mkdir(parents=True)
+    job.close()
+    assert sorted(path.name for path in (job.path / "kept").iterdir()) == ["attempt_2", "attempt_3"]
 
 
 def test_ranks_that_are_not_shown_still_have_their_files(tmp_path: Path) -> None:

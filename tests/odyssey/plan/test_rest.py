@@ -18,7 +18,7 @@ from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.rest import Part, Rest, Summed, kept_layers, left, rest_of_step, rest_plan, summed_of
 from odyssey.plan.schedule import Reduce, dependency_order, program
 from odyssey.runtime.tally import Tally
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.search import search
 from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, without
@@ -109,6 +109,7 @@ def jobs(draw: st.DrawFn) -> tuple[Profile, Plan]:
 @settings(max_examples=examples(150), deadline=None)
 @given(jobs(), st.data())
 def test_a_step_that_is_cut_again_and_again_sums_every_sample_once(job: tuple[Profile, Plan], data: st.DataObject) -> None:
+    """I6."""
     of, plan = job
     model = Model(plan.n_layers, of.ties)
     running: Plan = plan

@@ -28,7 +28,7 @@ from odyssey.plan.schedule import (
     one_forward_one_backward,
     program,
 )
-from perfmodel.costs import Costs
+from perfmodel.step.costs import Costs
 from strategies.building.compose import reductions
 from strategies.building.ordering import order
 from tests.planning import order_of, profile
@@ -196,6 +196,7 @@ def test_programs_of_any_valid_plan_end_and_run_everything_exactly_once(plan: Pl
 
 @given(plans())
 def test_every_sample_of_a_step_is_used_exactly_once(plan: Plan) -> None:
+    """I6."""
     last = [len(pipeline.stages) - 1 for pipeline in plan.pipelines]
     used: list[int] = []
     for worker in plan.workers:

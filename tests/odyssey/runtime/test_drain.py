@@ -131,6 +131,7 @@ def test_a_third_pipeline_comes_in_and_no_step_is_done_twice(agent_of: Callable[
 def test_all_stop_behind_the_same_unit_though_one_of_them_was_told(
     agent_of: Callable[..., MiniAgent], held: Held, out: Out
 ) -> None:
+    """I12."""
     agent = agent_of(3, *held.arguments)
     start_until(agent, "3x1", (2, 0))
 

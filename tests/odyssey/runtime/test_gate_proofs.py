@@ -251,7 +251,7 @@ def other_optimizer_scheduled(rank):
 @pytest.mark.parametrize("bug", [orphans, torn_tie, foreign_parameter_stepped, other_optimizer_scheduled])
 @pytest.mark.parametrize("moment", ["after", "at_gate"])
 def test_what_would_not_train_the_modules_is_refused(bug, moment):
-    """Equal values are not enough: parameters, optimizer, scheduler and gradient buffers must be each other's own."""
+    """I9: Equal values are not enough: parameters, optimizer, scheduler and gradient buffers must be each other's own."""
     assert "rank 2 would not train what it holds" in (transition(**{moment: bug}) or "")
 
 

@@ -16,8 +16,9 @@ import torch
 from odyssey.plan.needs import Needs
 from odyssey.protocol.messages import Deframer, Known, Report, frame
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
+from odyssey.runtime.transport import ADDRESS
 
 pytestmark = pytest.mark.timeout(60)
 CPU = torch.device("cpu")

@@ -21,8 +21,9 @@ from odyssey.plan.needs import Needs
 from odyssey.protocol.messages import Broken, Command, Committed, Known, Offered
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import PREFACE_BYTES, GlooStore, Introductions, Listening, NcclStore
+from odyssey.runtime.transport import ADDRESS
 from tests import ROOT
 from tests.agent_runs import TRAIN, Ran
 from tests.launcher.cluster.test_agents import Agent, start

@@ -17,7 +17,8 @@ from odyssey.plan.needs import Needs
 from odyssey.protocol.messages import Broken, Known, Offered
 from odyssey.runtime.connections import Connections, Endpoint
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import Groups
+from odyssey.runtime.transport import ADDRESS
 from tests import ROOT
 from tests.agent_runs import Ran, descriptors, nothing_left
 
@@ -125,7 +126,7 @@ def build_two(generation: int, *, cut: bool) -> None:
             assert cut
         have_come.wait()
         groups.release()
-        groups._thread.join()
+        groups._waiter.thread.join()
 
     ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for rank in ranks:

@@ -17,8 +17,9 @@ import torch
 from odyssey.plan.needs import Needs
 from odyssey.protocol.messages import Known, Offered
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import PREFACE_BYTES, TOKEN_BYTES, Listening
+from odyssey.runtime.transport import ADDRESS
 
 pytestmark = pytest.mark.timeout(60)
 OFFERS = dict[int, Offered]
@@ -49,7 +50,7 @@ def build(n: int, hand_out: Callable[[int, OFFERS], dict[int, bytes]], limit: ti
         finally:
             have_come.wait()
             groups.release()
-            groups._thread.join()
+            groups._waiter.thread.join()
 
     with ThreadPoolExecutor(n) as ranks:
         return list(ranks.map(run, range(n)))

@@ -306,6 +306,7 @@ def test_the_agent_is_told_what_the_script_was_at(activity: Activity, word: str)
 
 
 def test_who_has_told_from_an_action_that_it_lacks_the_unit_does_not_pass_it() -> None:
+    """I3."""
     acting = Phase(1, Activity.ACTING, Communication.RUNNING, kind="once")
     told = acting.paused(2).answered().entered("once")
 
@@ -315,6 +316,7 @@ def test_who_has_told_from_an_action_that_it_lacks_the_unit_does_not_pass_it() -
 
 
 def test_orders_of_an_older_generation_change_nothing() -> None:
+    """I4."""
     ready = Phase().preparing(3).ready()
 
     assert ready.running(2) is ready.preparing(2) is ready.paused(3) is ready
@@ -329,6 +331,7 @@ def test_with_new_gradient_buffers_what_was_contributed_is_gone() -> None:
 
 
 def test_a_result_is_not_taken_over_by_who_has_not_contributed() -> None:
+    """I1."""
     result = Result((4, 0), "step", (0.1, 1.0))
     computing = Phase(1, Activity.COMPUTING, Communication.STOPPED, (4, 0), "step")
 

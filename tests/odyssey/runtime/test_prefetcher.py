@@ -48,7 +48,7 @@ for step in job.steps(2):
 """
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_a_script_that_ends_while_samples_are_read_ends_well(num_workers):
     """A thread that comes out of torch's code when the interpreter is gone would abort the process."""
     command = [sys.executable, "-c", READS_AHEAD, str(num_workers)]

@@ -41,6 +41,7 @@ DRAWS = {
 
 @pytest.mark.parametrize("kind", DRAWS)
 def test_a_sample_that_draws_random_numbers_is_the_same_for_all_ranks_and_each_time(kind):
+    """I7."""
     data = Augmented(DRAWS[kind])
     assert draws_random_numbers(data, 3)
     plan = one_stage_plan()

@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
     ("variant", "layout", "bucket_bytes", "cap"),
     [
         ("gpt", "4x1", 1, 0.0),
-        ("frozen", "1+3", 1, 0.0),
+        pytest.param("frozen", "1+3", 1, 0.0, marks=pytest.mark.soak),
         ("tied", "1+3", 20_000, 0.0),
         ("nested", "2x2", 1, 1.5),
-        ("prefix", "2x2", 1, 2.0),
+        pytest.param("prefix", "2x2", 1, 2.0, marks=pytest.mark.soak),
     ],
 )
 def test_any_buckets_are_exact(
@@ -42,7 +42,11 @@ def test_any_buckets_are_exact(
 
 @pytest.mark.parametrize(
     ("layout", "rank", "n_started", "strategy"),
-    [("4x1", 3, 6 + 1, "repartition"), ("4x1", 1, 6 + 5, "repartition"), ("2x2", 3, 3 + 1, "reroute")],
+    [
+        pytest.param("4x1", 3, 6 + 1, "repartition", marks=pytest.mark.soak),
+        ("4x1", 1, 6 + 5, "repartition"),
+        ("2x2", 3, 3 + 1, "reroute"),
+    ],
 )
 def test_a_rank_that_ends_between_two_reductions_changes_no_number(
     agent_of: Callable[..., MiniAgent], layout: str, rank: int, n_started: int, strategy: str, tmp_path: Path

@@ -163,6 +163,7 @@ def test_a_rank_that_is_killed_while_it_is_read_is_a_loss(
 
 
 def test_orders_of_an_older_generation_are_refused(agent_of: Callable[..., MiniAgent], tmp_path: Path) -> None:
+    """I4."""
     agent = agent_of(2, *EXACT, "--out", tmp_path / "out.pt")
     agent.start("2x1")
     first = agent.plan
@@ -299,7 +300,7 @@ def test_a_pause_is_answered_from_the_scripts_own_code(agent_of: Callable[..., M
 def test_a_rank_that_was_paused_in_its_action_does_not_pass_the_unit_alone(
     agent_of: Callable[..., MiniAgent], tmp_path: Path
 ) -> None:
-    """It needs no other rank for the commit point, and has told from the action that it has not come to it."""
+    """I2, I5: It needs no other rank for the commit point, and has told from the action that it has not come to it."""
     os.mkfifo(tmp_path / "hold")
     agent = agent_of(2, *EXACT, "--out", tmp_path / "out.pt", "--hold-once", tmp_path / "hold")
     agent.start("1x1")

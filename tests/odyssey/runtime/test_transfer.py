@@ -138,7 +138,7 @@ def test_what_did_not_arrive_as_it_was_sent_is_refused(is_read: bool, monkeypatc
 def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(
     is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target is cut when it has digested some pieces; the move before has arrived."""
+    """I8: The target is cut when it has digested some pieces; the move before has arrived."""
     monkeypatch.setattr(transfer, "PIECE_BYTES", 1024)
     moves = [Move(1, 0, 1), Move(2, 0, 1)]
     source, target = Holder({1: state_of(1), 2: state_of(2)}), Holder({})

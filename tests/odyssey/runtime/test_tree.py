@@ -94,7 +94,7 @@ def test_groups_that_were_built_before_their_generation_have_pairs_within_it(mon
     sender.join()
     for groups in of_rank.values():
         groups.release()
-        groups._thread.join()
+        groups._waiter.thread.join()
 
     assert passed.item() == 1.0
 

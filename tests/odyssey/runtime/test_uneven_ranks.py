@@ -66,7 +66,7 @@ def cut_into(plan: Plan, samples: Sequence[int]) -> Plan:
 @pytest.mark.parametrize(
     ("variant", "layout", "samples", "cap"),
     [
-        ("gpt", "4x1", (5, 9, 1, 7), None),
+        pytest.param("gpt", "4x1", (5, 9, 1, 7), None, marks=pytest.mark.soak),
         ("nested", "2x2", (3, 19), 1.5),
         pytest.param("tied", "2x2", (13, 9), None, marks=pytest.mark.soak),
         pytest.param("prefix", "2x2", (17, 5), None, marks=pytest.mark.soak),

@@ -202,7 +202,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("name", "kind"),
     [(name, "file") for name in SAME]
-    + [(name, kind) for name in ("probe", "exception", "syntax", "exit_text") for kind in KINDS[1:]]
+    + [(name, kind) for name in ("exception", "syntax", "exit_text") for kind in KINDS[1:]]
+    + [("probe", kind) for kind in ("zip", "module", "path")]
+    + [pytest.param("probe", kind, marks=pytest.mark.soak) for kind in ("directory", "package")]
     + [("processes", "module"), ("processes", "package")],
 )
 def test_a_fork_behaves_as_python_does(name: str, kind: str, forks: Forks, tmp_path: Path) -> None:

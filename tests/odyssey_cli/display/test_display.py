@@ -7,12 +7,15 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from launcher.joblog.events import Event, Suspected
+from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, RankLost, Suspected
+from odyssey.protocol.messages import Committed
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_grid import plan_grid
+from odyssey_cli.display.progress import columns
 from odyssey_cli.display.rank_state import RankState
 from odyssey_cli.display.render import SHOW_RECOVERY_S, render
 from odyssey_cli.display.screen import Screen
@@ -56,8 +59,10 @@ def test_a_running_job_shows_its_layout_and_its_speed() -> None:
     assert text_of(board_after("Committed", 20)) == [
         "─" * 80,
         "odyssey  train.py --steps 40                                        generation 1",
-        "step 20  loss 3.0500  samples/s 640  lost 0 ranks  time 0:02",
+        "step 20 of 40  loss 3.0500  samples/s 640  lost 0 ranks  time 0:02  left 0:01",
+        "━━━━━━━━━━━━━━━───────────────  50 %   ▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅ 50 ms a step",
         "",
+        "layout       2 pipelines of 2 stages",
         "             stage 0           stage 1",
         "pipeline 0   ● 0  layers 0-3   ● 1  layers 4-7",
         "pipeline 1   ● 2  layers 0-3   ● 3  layers 4-7",
@@ -71,7 +76,7 @@ def test_a_lost_rank_is_marked_before_there_is_a_plan() -> None:
     lines = text_of(board_after("Paused", 2))
 
     assert "recovering" in lines[2]
-    assert lines[5:7] == [
+    assert lines[7:9] == [
         "pipeline 0   ‖ 0  layers 0-3   ‖ 1  layers 4-7",
         "pipeline 1   ● 2  layers 0-3   ✕ 3  layers 4-7",
     ]
@@ -81,7 +86,10 @@ def test_a_lost_rank_is_marked_before_there_is_a_plan() -> None:
 def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
     board = board_after("Committed", 30)
 
-    assert text_of(board)[4:19] == [
+    assert text_of(board)[4:24] == [
+        "",
+        "layout       2 pipelines of 2 stages; 1 stage without a rank, whose",
+        "             micro-batches others run",
         "             stage 0           stage 1",
         "pipeline 0   ● 0  layers 0-3   ● 1  layers 4-7",
         "pipeline 1   ● 2  layers 0-3   ✕ → 1  layers 4-7",
@@ -95,6 +103,8 @@ def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
         "▸  reroute   2x2 -1      62 ms  81 %       83 ms  312 MiB  410 ±33",
         "≈  shrink    2x2         71 ms  70 %      163 ms  420 MiB  380 ±30",
         "   respawn   -               -     -           -        -        -",
+        "reroute: best, 7.9 % more useful samples/s than shrink until the loss after the",
+        "next",
         "≈ as good within the spread; next change expected in 1.0 h (--mtbf)",
         "",
     ]
@@ -116,9 +126,9 @@ def test_spreads_give_way_first_and_the_marks_never() -> None:
         "≈  shrink    2x2     71 ms  70 %      163 ms  420 MiB    380",
     ]
     assert rows(48) == [
-        "   strategy  layout   step  transition  score",
-        "▸  reroute   2x2 -1  62 ms       83 ms    410",
-        "≈  shrink    2x2     71 ms      163 ms    380",
+        "   strategy  layout   step  rate  score",
+        "▸  reroute   2x2 -1  62 ms  81 %    410",
+        "≈  shrink    2x2     71 ms  70 %    380",
     ]
     assert [line[0] for line in rows(80, ascii_only=True)] == [" ", ">", "~"]
     assert rows(80, ascii_only=True)[1].endswith("410 +-33")
@@ -282,3 +292,71 @@ def test_while_no_step_is_finished_the_newest_line_of_it_replaces_the_one_before
         board.apply(Event(time_s, 1, "agent", Suspected(reason)))
 
     assert [line.text for line in board.recent] == ["no step finished for 20 s"]
+
+
+def test_a_script_that_does_not_say_how_long_it_runs_has_no_bar() -> None:
+    board = board_after("Committed", 20)
+    board.n_steps = None
+
+    lines = text_of(board)
+
+    assert lines[2:4] == [
+        "step 20  loss 3.0500  samples/s 640  lost 0 ranks  time 0:02",
+        "▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅ 50 ms a step",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "figures"),
+    [
+        (70, "step 20 of 40  loss 3.0500  samples/s 640  time 0:02  left 0:01"),
+        (60, "step 20 of 40  loss 3.0500  samples/s 640  left 0:01"),
+        (50, "step 20 of 40  samples/s 640  left 0:01"),
+        (30, "step 20 of 40  samples/s 640"),
+    ],
+)
+def test_where_it_is_narrow_whole_figures_go(width: int, figures: str) -> None:
+    assert text_of(board_after("Committed", 20), width)[2] == figures
+
+
+def test_columns_stand_for_times_and_the_longest_is_the_highest() -> None:
+    assert columns([1.0, 1.0, 1.0]) == "▅▅▅"
+    assert columns([1.0, 1.0, 4.0, 0.0]) == "▃▃█▁"
+    assert columns([0.0, 0.0, 0.0], ascii_only=True) == "___"
+
+
+def test_of_a_rank_that_hung_the_time_until_that_was_known_is_a_phase() -> None:
+    board = board_after("Committed", 20)
+    at = board.now
+    board.apply(Event(at + 10.05, 1, "agent", RankLost(3, Cause(CauseKind.HANG, "made no progress for 10 s"), True)))
+    for event in job_events.job():
+        if event.generation == 2 and not isinstance(event.body, Committed):
+            board.apply(msgspec.structs.replace(event, time=event.time + 10))
+            if isinstance(event.body, GenerationStarted):
+                break
+
+    assert any(line.startswith("■ detect 10 s   ■ pause 11 ms") for line in text_of(board))
+
+
+def test_where_it_is_narrow_a_cause_is_cut_and_no_figure() -> None:
+    board = board_after("Committed", 30)
+    board.causes[3] = "does not answer, and was stopped by a signal"
+
+    (title,) = (line for line in text_of(board, 60) if line.startswith("loss of rank 3"))
+
+    assert len(title) == 60 and title.endswith("…  recovered in 88 ms  cost 130 ms")
+
+
+def test_why_a_rate_is_above_100_percent_is_told() -> None:
+    board = board_after("Committed", 30)
+    assert not any("above 100 %" in line for line in text_of(board))
+    assert board.recovery is not None
+    slow = msgspec.structs.replace(job_events.START_ESTIMATE, step_s=0.065)
+    board.recovery.plan_before = job_events.plan(1, None, slow)
+
+    text = " ".join(text_of(board))
+
+    assert (
+        "rate above 100 %: at the same prices the layout before was not the fastest one, as all its ranks share 2 cores" in text
+    )
+    assert "105 %" in text

@@ -19,8 +19,8 @@ from odyssey_cli.__main__ import main
 from odyssey_cli.timeline import svg, terminal, trace
 from odyssey_cli.timeline.legend import tick_label, ticks
 from odyssey_cli.timeline.picture import OpKind, Picture, headline, places_left, predicted
-from perfmodel.profile import Link, Profile, write
-from perfmodel.timeline import simulate
+from perfmodel.profile.profile import Link, Profile, write
+from perfmodel.step.timeline import timeline_of
 from strategies.search import search
 from strategies.situation import Aim, Protect
 from tests import job_events
@@ -68,7 +68,7 @@ def test_every_op_of_every_worker_is_there_once_and_those_of_a_worker_never_over
         busy = [bar for bar in row.bars if bar.kind is not OpKind.REDUCTION]
         assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(busy))
         assert all(0 <= bar.start_s <= bar.end_s for bar in row.bars)
-    assert drawn.step_s == simulate(plan, of).step_s == max(bar.end_s for row in drawn.rows for bar in row.bars)
+    assert drawn.step_s == timeline_of(plan, of).step_s == max(bar.end_s for row in drawn.rows for bar in row.bars)
 
 
 @given(plans())

@@ -14,7 +14,7 @@ from odyssey.plan.plan import Plan
 from odyssey_cli.__main__ import main
 from odyssey_cli.timeline.change import Look, Stand, layouts, sentences
 from odyssey_cli.timeline.change_svg import render
-from perfmodel.profile import write
+from perfmodel.profile.profile import write
 from strategies.search import initial_plan, search
 from strategies.situation import Aim, Protect
 from tests import job_events

@@ -19,7 +19,7 @@ from odyssey.runtime.recorder import Recorder
 from odyssey_cli.__main__ import main
 from odyssey_cli.timeline.picture import OpKind
 from odyssey_cli.timeline.recorded import generations, picture
-from perfmodel.timeline import simulate
+from perfmodel.step.timeline import timeline_of
 from strategies.search import search
 from strategies.situation import Aim, Protect
 from tests import job_events
@@ -65,7 +65,7 @@ def timed(generation: int, *, clocks: dict[int, float] | None = None, slower: fl
     `clocks`: rank -> what its clock shows when the step begins.
     """
     plan = plan_of(generation)
-    timeline = simulate(plan, job_events.profile())
+    timeline = timeline_of(plan, job_events.profile())
     events = []
     for rank in plan.workers:
         spans = timeline.spans(plan, rank)

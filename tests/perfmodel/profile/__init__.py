@@ -1,0 +1,1 @@
+"""What is measured of a job, and profiles by arithmetic."""

@@ -1,0 +1,1 @@
+"""What a plan is worth, and how long until the next loss."""
