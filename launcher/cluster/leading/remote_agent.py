@@ -143,7 +143,7 @@ class RemoteAgent:
                 elif _is_of(message, process.rank):
                     self._heard_of(process, message)
                 else:
-                    self.end(f"told of process {number}, which is of rank {process.rank}, what is another one's")
+                    self.end(f"told of process {number}, which is of rank {process.rank}, as if it were of another")
             case Notice(text=text):
                 for line in self._notices.take(for_people(text, MAX_TOLD), self._session.heard.at):
                     self._sink.say(f"agent {self.info.number}: {line}")
