@@ -1,10 +1,10 @@
 """The published evaluations, by replay and by rehearsal: `python -m benchmarks.paper` (a few minutes each on two cores).
 
 32 workers that fail as in ReCycle's and Oobleck's evaluations; the adaptive choice against policies like theirs, next to what
-they published. docs/operators/replay.md says what the policies assume, and where differences come from. Then a day of 16,384
-workers, of which one is lost every ten minutes: what is left of it for training with the adaptive choice, and how long all
-stand still for a loss. `--only replay` or `--only rehearsal` (paper_rehearsal.py) runs that part alone; each has its own
-result.
+they published. docs/internals/published-systems.md says what the policies assume, and where differences come from. Then a day
+of 16,384 workers, of which one is lost every ten minutes: what is left of it for training with the adaptive choice, and how
+long all stand still for a loss. `--only replay` or `--only rehearsal` (paper_rehearsal.py) runs that part alone; each has its
+own result.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks import paper_rehearsal, report
 from benchmarks.kept import Kept
+from benchmarks.published_systems import policies
 from benchmarks.report import Cell
 from benchmarks.run import run
 from odyssey_cli.planning import source
@@ -99,7 +100,7 @@ def returning(interval_s: float, seed: int) -> Trace:
 def _answer(model: str, trace: Trace) -> Answer:
     found = source.find(model).resized(N_WORKERS, 1)
     setup = Setup(found.profile, 1)
-    return ask(model, trace, setup, RestartCosts(), named(POLICIES), lambda policy, at_s: None)
+    return ask(model, trace, setup, RestartCosts(), policies(*POLICIES), lambda policy, at_s: None)
 
 
 def large_day(seed: int) -> Answer:

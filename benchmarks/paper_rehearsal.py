@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from benchmarks.apart import Unfinished, apart
 from benchmarks.kept import Kept
+from benchmarks.published_systems import policies
 from benchmarks.report import Cell, Row
 from launcher.joblog import reader
 from launcher.joblog.events import Event, GenerationStarted, RankLost
@@ -26,7 +27,6 @@ from odyssey_cli.rehearsal.comparison import Rehearsal
 from odyssey_cli.rehearsal.rehearse import Wanted, losses, rehearse
 from odyssey_cli.replay.ask import ask
 from odyssey_cli.replay.outcome import Outcome
-from odyssey_cli.replay.policies import named
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
@@ -140,8 +140,8 @@ def _row(found: Source, one: Rehearsal, lived: Lived, speed: float, stands_for: 
     changes = tuple(Change(at, rank, NodeEventKind.LOST) for at, rank in sorted(lived.lost))
     trace = Trace("rehearsed", "", found.n_nodes, lived.length_s, changes)
     setup = Setup(found.profile, 1, mtbf_s=STEPS_TO_LOSS * step_s)
-    policies = named(list(dict.fromkeys((one.asked, stands_for))))
-    answer = ask(found.name, trace, setup, RestartCosts(every_s=NEVER_S), policies, lambda policy, at_s: None)
+    both = policies(one.asked, stands_for)
+    answer = ask(found.name, trace, setup, RestartCosts(every_s=NEVER_S), both, lambda policy, at_s: None)
     replayed = {outcome.policy: outcome for outcome in answer.outcomes}
     kept_s = sum(generation.n_steps * (generation.step_s or generation.predicted_step_s) for generation in one.generations)
     predicted_s = sum(generation.n_steps * generation.predicted_step_s for generation in one.generations)

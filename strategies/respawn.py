@@ -5,10 +5,7 @@ Needs another holder of each of its layers. Stages whose workers cannot come bac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from odyssey.plan.pipelines import Stage
-from odyssey.plan.worker import Worker
 from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 
@@ -32,7 +29,7 @@ def propose(situation: Situation) -> list[Proposal]:
     if not lost:
         return [Proposal(NAME, None, "no worker of the plan is lost")]
     if not returning:
-        return [Proposal(NAME, None, _cannot_return([worker for _, _, worker in lost]))]
+        return [Proposal(NAME, None, _cannot_return(len(lost)))]
     for p, s, _ in lost:
         if lacking := [layer for layer in plan.pipelines[p].stages[s].layers if layer not in situation.holders]:
             return [Proposal(NAME, None, f"pipeline {p} stage {s} has no other holder of layer {lacking[0]}")]
@@ -46,8 +43,8 @@ def propose(situation: Situation) -> list[Proposal]:
     return routed(situation, NAME, stages, spawned=returning)
 
 
-def _cannot_return(workers: Sequence[Worker]) -> str:
+def _cannot_return(n_lost: int) -> str:
     cause = "no restarts left (--max-restarts)"
-    if len(workers) == 1:
-        return f"the slot of worker {workers[0]} is gone or has {cause}"
-    return f"the slots of workers {', '.join(map(str, sorted(workers)))} are gone or have {cause}"
+    if n_lost == 1:
+        return f"the slot of the lost worker is gone or has {cause}"
+    return f"the slots of the {n_lost} lost workers are gone or have {cause}"

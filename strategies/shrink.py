@@ -5,7 +5,6 @@ No state moves. It is what data-parallel elasticity does, and it is right where 
 
 from __future__ import annotations
 
-from odyssey.errors import PlanError
 from strategies.building.closed_form import distribute
 from strategies.building.compose import batch_of, compose, n_micro_batches_of
 from strategies.building.shapes import shapes_of
@@ -16,7 +15,7 @@ SUMMARY = "The lost rank's pipeline is dropped; the others take its micro-batche
 
 
 def propose(situation: Situation) -> list[Proposal]:
-    """The complete pipelines, without the others."""
+    """The complete pipelines, without the others. Raises PlanError."""
     plan = situation.plan
     if plan is None:
         return []
@@ -31,7 +30,4 @@ def propose(situation: Situation) -> list[Proposal]:
     shares = distribute([shapes.shape(p.ranges) for p in whole], n_micro_batches)
     if shares is None:
         return [Proposal(NAME, None, f"{len(whole)} pipelines for {n_micro_batches} micro-batches of {batch_of(situation)[1]}")]
-    try:
-        return [Proposal(NAME, compose(situation, NAME, [p.stages for p in whole], shares), "")]
-    except PlanError as error:
-        return [Proposal(NAME, None, error.what)]
+    return [Proposal(NAME, compose(situation, NAME, [p.stages for p in whole], shares), "")]

@@ -81,11 +81,13 @@ def _where_it_differs(words: str, others: str) -> str:
 _SETTING = re.compile(r"\w+=(?:\([^)]*\)|[^,;()])*")
 
 
-def roll_forward_problem(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -> str | None:
+def roll_forward_problem(
+    paused: Mapping[Rank, Paused], results: tuple[Result, ...], handed: Collection[Rank] = ()
+) -> str | None:
     """Why some survivor cannot be brought to the position behind the newest result; None if all can.
 
     Whoever passes the commit point needed everybody's contribution, so a holder of state is there, or one unit behind
-    with everything of that unit done but its result.
+    with everything of that unit done but its result. `handed`: ranks one unit behind that are given what they lack.
     """
     holders = {rank: report for rank, report in paused.items() if report.held}
     if not holders:
@@ -94,7 +96,7 @@ def roll_forward_problem(paused: Mapping[Rank, Paused], results: tuple[Result, .
     newest = results[-1].position if results else None  # where a load goes back, it is behind the end
     for rank, report in sorted(holders.items()):
         at = report.position
-        if at == newest and report.phase != "contributed":
+        if at == newest and report.phase != "contributed" and rank not in handed:
             return f"rank {rank} has not contributed to {_at(at)}, which others report as final ({report.phase})"
         if at in (end, newest):
             continue

@@ -7,7 +7,7 @@ they end, and when a survivor says that its script cannot go on without the lost
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from launcher.coordinator import elastic
@@ -20,7 +20,7 @@ from launcher.joblog.wording import ranks_text, seconds_text
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, StateFrom
 from odyssey.plan.worker import Rank, Worker
-from odyssey.protocol.messages import CannotGoOn, Saved
+from odyssey.protocol.messages import CannotGoOn, HandOn, Paused, Result, Saved
 
 SPEAKER = Rank(0)
 """Scripts let this rank save, log and read for all."""
@@ -94,6 +94,24 @@ def why_go_on(job: JobState) -> str:
         return "all who are left go on"
     found = prices(job)
     return f"to go on costs {seconds_text(found.go_on_s)}, a restart {seconds_text(found.restart_s)}"
+
+
+def passed_by(paused: Mapping[Rank, Paused]) -> tuple[Result, ...]:
+    """The newest unit that a survivor has the result of: what only lost ranks had is done again."""
+    passed = [report.passed for report in paused.values() if report.passed is not None]
+    return (max(passed, key=lambda result: result.position),) if passed else ()
+
+
+def hand_on(job: JobState) -> HandOn | None:
+    """Some survivors have the newest unit, which has no commit point, and others do not: who gives it to whom."""
+    if not job.replicas or not job.results:
+        return None
+    newest, paused = job.results[-1], job.ranks.paused
+    givers = [rank for rank, report in paused.items() if report.hands_on and report.passed == newest]
+    takers = [rank for rank, report in paused.items() if report.position == newest.position and report.phase != "contributed"]
+    if not givers or not takers:
+        return None
+    return HandOn(job.world.generation, min(givers), tuple(sorted(takers)), newest)
 
 
 def tell(job: JobState, n_left: int) -> Actions:

@@ -153,7 +153,11 @@ def propose(job: JobState) -> Actions:
         return SetDeadline(None), Propose(job.world.generation, 0, None, alive, (), (), {}, untrained=True)
     paused = job.ranks.paused
     survivors = {rank: paused[rank] for rank in sorted(members)}
-    if (problem := gate.roll_forward_problem(survivors, job.results)) is not None:
+    if job.replicas:
+        job.results = replicas.passed_by(survivors)
+    hand_on = replicas.hand_on(job)
+    handed = () if hand_on is None else hand_on.takers
+    if (problem := gate.roll_forward_problem(survivors, job.results, handed)) is not None:
         if job.replicas:
             job.gives_up = problem
             return ()
@@ -283,7 +287,9 @@ def if_spawned_joined(job: JobState) -> Actions:
     boundaries = job.profile.boundaries if job.profile is not None else ()
     kept = () if job.replicas else tuple(gate.whole_groups(ranks.paused, job.workers))
     order = Prepare(job.world.generation, plan, job.results, boundaries, job.recovery.rest, kept)
-    return *(SendOrder(rank, order) for rank in sorted(job.members)), SetDeadline(None)
+    hand_on = replicas.hand_on(job)
+    first = () if hand_on is None else (SendOrder(rank, hand_on) for rank in (hand_on.giver, *hand_on.takers))
+    return *first, *(SendOrder(rank, order) for rank in sorted(job.members)), SetDeadline(None)
 
 
 def join_limit_s(job: JobState) -> float:

@@ -7,7 +7,7 @@ for what two exchange: so a rank builds the same few connections however many ra
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import NamedTuple
@@ -71,6 +71,12 @@ class Needs(NamedTuple):
         workers = [stage.worker for stage in chain if stage.worker is not None]
         near = {one for a, b in pairwise(workers) if me in (a, b) for one in (a, b) if one != me}
         return cls(tuple(workers), peers=tuple(sorted(near)), partners=tuple(sorted(near)))
+
+    @classmethod
+    def of_sums(cls, workers: Iterable[Worker]) -> Needs:
+        """What these need to communicate all together, and for nothing else."""
+        members = tuple(sorted(workers))
+        return cls(members, subsets=(members,))
 
     @property
     def is_tree(self) -> bool:

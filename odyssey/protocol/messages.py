@@ -232,6 +232,16 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     kept: tuple[str, ...] = ()
 
 
+class HandOn(msgspec.Struct, frozen=True, tag=True):
+    """To a rank that has the result of a unit without a commit point, `giver`, and to those that lack it, `takers`: the one
+    hands it on to the others, who take the unit over. The Prepare of this generation follows."""
+
+    generation: int
+    giver: Rank
+    takers: tuple[Rank, ...]
+    result: Result
+
+
 class Known(msgspec.Struct, frozen=True, tag=True):
     """What all ranks of a group have offered under `name`, by rank: see Offered."""
 
@@ -280,7 +290,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
-Command = Measure | Pause | Connect | Drain | Prepare | Known | Go | Follow | Finish | Ping | ReachedAt | Stop
+Command = Measure | Pause | Connect | Drain | Prepare | HandOn | Known | Go | Follow | Finish | Ping | ReachedAt | Stop
 
 # -- reports: rank -> agent --------------------------------------------------------------------------------------------
 
@@ -350,7 +360,7 @@ class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
     `phase`: `compute` (the unit is not done), `contributed` (everything of the unit is done but its result), `between` (in the
     script's own code), `idle`. `held`: layers with full state. `summed`: gradients of the unit at hand, where that is a step.
     `whole`: groups that the next generation may take on, where all their ranks say so. `passed`: the newest unit that it has
-    the result of.
+    the result of; `hands_on`: that unit has no commit point, and this rank has what others may lack of it.
     """
 
     rank: Rank
@@ -361,6 +371,7 @@ class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
     summed: tuple[Summed, ...] = ()
     whole: tuple[WholeGroup, ...] = ()
     passed: Result | None = None
+    hands_on: bool = False
 
 
 class Connected(msgspec.Struct, frozen=True, tag="rank_connected"):

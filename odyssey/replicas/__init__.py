@@ -3,6 +3,7 @@
 Nothing of the script changes. Every collective is a unit of the session (odyssey/runtime), as the steps of a Job are: who
 survives a loss does it again without the lost ranks, from inputs that no cut operation has touched. All reductions of one
 backward are one unit, which is final before any gradient is: so no step is ever applied in parts, or on some ranks only.
+Sums need no commit point for that, as a rank that has them hands them on to those that lack them.
 
 install.py    takes the place of torch's own groups; what is not ours to carry stays torch's, and makes a loss a restart
 group.py      the group that the script sees: its calls as operations; its size and numbers as they are behind each unit

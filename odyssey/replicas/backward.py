@@ -50,6 +50,11 @@ def n_for_ddp() -> int:
     return n
 
 
+def is_asked_by_torch(frame: FrameType) -> bool:
+    """Whether this call, from within a backward, comes from C++ and not by way of a hook's or the script's Python."""
+    return frame.f_back is not None and frame.f_back.f_code is _ENGINE
+
+
 class Backward:
     """Collects operations until the backward ends, and has them made final by `run`."""
 
@@ -94,6 +99,7 @@ class Pending(Work):
         """Until it is final. Nothing else of its backward is pending then."""
         if not self._operation.future.done():
             self._release()
+        self._operation.waited()
         return True
 
     def is_completed(self) -> bool:

@@ -10,6 +10,7 @@ given is missing in sums; where the script wants something of each rank, it gets
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,8 +20,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from odyssey.plan.worker import Rank
-from odyssey.replicas.backward import n_for_ddp
-from odyssey.replicas.operation import Begin, Operation, Peers, nothing
+from odyssey.replicas.backward import is_asked_by_torch, n_for_ddp
+from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, nothing
 from odyssey.replicas.replica import Replica
 from odyssey.runtime.cut import Cut
 
@@ -41,7 +42,7 @@ class ReplicaGroup(dist.ProcessGroup):
     # -- who --------------------------------------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Ranks that the script counts. DDP in a backward always divides by those at first, which `_begin_sum` puts right."""
+        """Ranks that the script counts. DDP in a backward always divides by those at first, which `Sum` puts right."""
         return self._n_at_first if n_for_ddp() else len(self._replica.seen)
 
     def rank(self) -> int:
@@ -91,7 +92,7 @@ class ReplicaGroup(dist.ProcessGroup):
         is_root = opts.rootRank == self.rank()
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
-            own, its = _copies(tensors), self._options(dist.ReduceOptions(), opts, peers)
+            own, its = copies(tensors), self._options(dist.ReduceOptions(), opts, peers)
             its.reduceOp = opts.reduceOp
             work = peers.start(lambda group: group.reduce(own, its))
             return work, partial(_put, tensors, own) if is_root else nothing
@@ -119,25 +120,10 @@ class ReplicaGroup(dist.ProcessGroup):
 
     reduce_scatter_single = _reduce_scatter_base
 
-    def _sum(self, name: str, tensors: Tensors, opts: Any, start: Callable[[Any, Tensors], Any]) -> Any:
+    def _sum(self, name: str, tensors: Tensors, opts: Any, add: Add) -> Any:
         is_divided = n_for_ddp() > 0 and opts.reduceOp == dist.ReduceOp.SUM
-        return self._run(name, partial(self._begin_sum, tensors, start, is_divided), tensors)
-
-    def _begin_sum(
-        self, tensors: Tensors, start: Callable[[Any, Tensors], Any], is_divided: bool, peers: Peers
-    ) -> tuple[Any, Callable[[], None]]:
-        # DDP's buckets come again in each step; what the script sums may have another shape each time.
-        own = [peers.copy(tensor) for tensor in tensors] if is_divided else _copies(tensors)
-        factor = self._n_at_first / len(peers.ranks) if is_divided else 1.0
-
-        def put() -> None:
-            for tensor, result in zip(tensors, own, strict=True):
-                is_scaled = factor != 1.0 and (result.is_floating_point() or result.is_complex())
-                tensor.copy_(result.mul_(factor) if is_scaled else result)
-            if is_divided:
-                peers.free(own)
-
-        return peers.start(lambda group: start(group, own)), put
+        is_read = is_asked_by_torch(sys._getframe(1)) and not self._replica.is_immediate
+        return self._start(Sum(name, tensors, add, self._n_at_first if is_divided else 0, is_read=is_read))
 
     # -- what one has, or all have -----------------------------------------------------------------------------------------
 
@@ -145,7 +131,7 @@ class ReplicaGroup(dist.ProcessGroup):
         """In place."""
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
-            own, its = _copies(tensors), self._options(dist.BroadcastOptions(), opts, peers)
+            own, its = copies(tensors), self._options(dist.BroadcastOptions(), opts, peers)
             its.rootTensor = opts.rootTensor
             return peers.start(lambda group: group.broadcast(own, its)), partial(_put, tensors, own)
 
@@ -155,7 +141,7 @@ class ReplicaGroup(dist.ProcessGroup):
         """What each rank has, in its place."""
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
-            own = _copies(inputs)
+            own = copies(inputs)
             found = [[torch.empty_like(each) for _ in peers.ranks] for each in own]
             work = peers.start(lambda group: group.allgather(found, own))
 
@@ -185,7 +171,7 @@ class ReplicaGroup(dist.ProcessGroup):
         is_root = opts.rootRank == self.rank()
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
-            own, its = _copies(inputs), self._options(dist.GatherOptions(), opts, peers)
+            own, its = copies(inputs), self._options(dist.GatherOptions(), opts, peers)
             found = [[torch.empty_like(own[0]) for _ in peers.ranks]] if is_root else []
             work = peers.start(lambda group: group.gather(found, own, its))
 
@@ -201,7 +187,7 @@ class ReplicaGroup(dist.ProcessGroup):
         """From the root."""
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
-            own, its = _copies(outputs), self._options(dist.ScatterOptions(), opts, peers)
+            own, its = copies(outputs), self._options(dist.ScatterOptions(), opts, peers)
             parts = [[self._of(rank, each) for rank in peers.ranks] for each in inputs]
             return peers.start(lambda group: group.scatter(own, parts, its)), partial(_put, outputs, own)
 
@@ -285,7 +271,10 @@ class ReplicaGroup(dist.ProcessGroup):
     # -- run ----------------------------------------------------------------------------------------------------------------
 
     def _run(self, name: str, begin: Begin, results: Sequence[torch.Tensor]) -> Any:
-        operation = Operation(name, begin, results)
+        return self._start(Operation(name, begin, results))
+
+    def _start(self, operation: Operation) -> Any:
+        operation.behind = self._replica.session.position
         n_backwards = n_for_ddp()
         if n_backwards > 1:
             self._replica.not_carried = "its backward runs others within it, as reentrant checkpoints do"
@@ -328,10 +317,6 @@ class _Passed(dist.Work):
     def is_completed(self) -> bool:
         """Whether it is."""
         return bool(self._work.is_completed())
-
-
-def _copies(tensors: Sequence[torch.Tensor]) -> Tensors:
-    return [tensor.detach().clone() if tensor.is_sparse else tensor.detach().contiguous().clone() for tensor in tensors]
 
 
 def _put(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:

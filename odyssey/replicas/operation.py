@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.futures import Future
 
 from odyssey.plan.worker import Rank
+from odyssey.protocol.messages import Position
 from odyssey.runtime.cut import Cut
 
 
@@ -48,6 +50,8 @@ class Operation:
 
     def __init__(self, name: str, begin: Begin, results: Sequence[torch.Tensor]) -> None:
         self.name = name
+        self.behind: Position = (0, 0)
+        """The script has called it behind all units before this one."""
         self.future: Future[list[torch.Tensor]] = Future()
         self._begin = begin
         self._results = list(results)
@@ -85,9 +89,109 @@ class Operation:
             self._peers.begun.discard(self)
         self._peers, self._work, self._put = None, None, nothing
 
+    def waited(self) -> None:
+        """Somebody has waited for its work."""
+
     def tell(self) -> None:
         """Let go on who waits for it, which may make others final."""
         self.future.set_result(self._results)
+
+
+Add = Callable[[Any, list[torch.Tensor]], Any]
+"""`(group, tensors)`: begin their sum in torch's group, in place."""
+
+
+class Sum(Operation):
+    """A sum in place, or what else all ranks have alike of what each gives: so who has it can hand it on to the others.
+
+    `divided_by`: ranks by whose number the tensors have been divided; 0 where they are as the script has given them.
+    `is_read`: whoever has called for it reads it off its future, and it is put in place only if somebody waits for its work.
+    """
+
+    def __init__(self, name: str, tensors: list[torch.Tensor], add: Add, divided_by: int, *, is_read: bool = False) -> None:
+        super().__init__(name, self._begin_sum, tensors)
+        self._tensors = tensors
+        self._add = add
+        self._divided_by = divided_by
+        self._is_read = is_read
+        self.sums: list[torch.Tensor] = []
+        """When it is final: as it was then, whatever the script makes of its own tensors since."""
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether nobody has it before all ranks have begun it."""
+        return any(tensor.numel() for tensor in self._tensors)
+
+    @property
+    def can_be_handed_on(self) -> bool:
+        """Whether it is of one size on all ranks."""
+        return not any(tensor.is_sparse for tensor in self._tensors)
+
+    def _begin_sum(self, peers: Peers) -> tuple[Any, Callable[[], None]]:
+        # DDP's buckets come again in each step; what the script sums may have another shape each time.
+        own = [peers.copy(tensor) for tensor in self._tensors] if self._divided_by else copies(self._tensors)
+        factor = self._divided_by / len(peers.ranks) if self._divided_by else 1.0
+
+        def put() -> None:
+            for result in own:
+                if factor != 1.0 and (result.is_floating_point() or result.is_complex()):
+                    result.mul_(factor)
+            self._have(own)
+
+        return peers.start(lambda group: self._add(group, own)), put
+
+    def take_over(self, receive: Callable[[torch.Tensor], None]) -> None:
+        """Have what another rank has of it put where the script wants it. `receive(tensor)`: into this one. Raises Cut."""
+        own = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in self._tensors]
+        for each in own:
+            receive(each)
+        self._put = partial(self._have, own)
+
+    def _have(self, own: list[torch.Tensor]) -> None:
+        self.sums = own
+        if self._is_read:
+            self._results = own
+        else:
+            self._put_in_place()
+
+    def _put_in_place(self) -> None:
+        for tensor, result in zip(self._tensors, self.sums, strict=True):
+            tensor.copy_(result)
+
+    def waited(self) -> None:
+        """Have it in place: somebody has waited for the work, and not for the future."""
+        if self._is_read:
+            self._put_in_place()
+            self._is_read = False
+
+    def free(self, peers: Peers) -> None:
+        """Let go of it: all ranks have it."""
+        if self._divided_by:
+            peers.free(self.sums)
+        self.sums = []
+
+
+class Kept(NamedTuple):
+    """Sums of the newest unit. `may_be_lacked`: by others, as it has no commit point."""
+
+    sums: Sequence[Sum] = ()
+    may_be_lacked: bool = False
+
+
+def handed_on(operations: Sequence[Operation], position: Position) -> list[Sum]:
+    """All of the unit at `position`, if it needs no commit point; else none.
+
+    It consists of sums, and the last of them takes all ranks and was begun behind the unit before: so whoever has it knows that
+    all have begun it, and have that one (I13).
+    """
+    sums = [each for each in operations if isinstance(each, Sum) and each.can_be_handed_on]
+    is_proof = len(sums) == len(operations) and sums[-1].needs_all and sums[-1].behind == position
+    return sums if is_proof else []
+
+
+def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous ones, but for what is sparse."""
+    return [tensor.detach().clone() if tensor.is_sparse else tensor.detach().contiguous().clone() for tensor in tensors]
 
 
 def nothing() -> None:

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -35,7 +36,7 @@ from odyssey.protocol.messages import (
     Saved,
 )
 from odyssey.replicas.backward import Backward
-from odyssey.replicas.operation import Operation
+from odyssey.replicas.operation import Kept, Operation, Sum, handed_on
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.session import Session
@@ -101,6 +102,18 @@ class Member:
             operation.let_go()
 
 
+def _receive(sums: Sequence[Sum], groups: Groups, giver: Worker) -> None:
+    for its in sums:
+        its.take_over(lambda tensor: groups.wait(_send_on(groups, giver, tensor).wait))
+
+
+def _send_on(groups: Groups, giver: Worker, tensor: torch.Tensor) -> Any:
+    """From one to all in these groups."""
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = groups.members.index(giver), 0
+    return groups.over(groups.members, lambda group: group.broadcast([tensor], options))
+
+
 def _group_of_one() -> Any:
     """Torch's: operations need no special case where only one rank is left."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -131,6 +144,7 @@ class Replica:
         self.partial_groups: dict[str, frozenset[Rank]] = {}
         """Groups of torch's own with some ranks only, by name."""
         self._step_began_s: float | None = None
+        self._kept = Kept()
         self.seen: tuple[Rank, ...] = ()
         self._seen_before = {n_at_first: tuple(map(Rank, range(n_at_first)))}
         self.backward = Backward(self._make_step)
@@ -157,16 +171,22 @@ class Replica:
                 member.wait(works)
             return ()
 
+        sums = handed_on(operations, self.session.position)
+
         def take(member: Member, values: tuple[float, ...]) -> None:
             for operation in operations:
                 operation.put()
+            for its in self._kept.sums:
+                its.free(member)  # nobody comes to the end of a unit before all have the one before (I13)
+            self._kept = Kept([each for each in operations if isinstance(each, Sum)], bool(sums))
             self._see(member.ranks)
             member.now = ("between collectives", time.monotonic())
 
         is_step = kind == "backward"
         # One rank tells of steps, for all: which units are final is told by whoever pauses.
         is_told = is_step and self.member.rank == min(self.member.ranks)
-        self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_told, self._step_began_s if is_step else None))
+        began_s, receive = self._step_began_s if is_step else None, partial(_receive, sums) if sums else None
+        self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_told, began_s, receive=receive))
         for operation in operations:
             operation.tell()
         if is_step:
@@ -280,8 +300,20 @@ class Replica:
         found = sorted(digest(dict(module.named_parameters())) for module in self.modules)
         return hashlib.blake2b(" ".join(found).encode(), digest_size=8).hexdigest()
 
+    @property
+    def hands_on(self) -> bool:
+        """Whether others may lack sums that this rank has."""
+        return self._kept.may_be_lacked
+
+    def hand_on(self, groups: Groups) -> None:
+        """Give the newest unit's sums, which are to the bit what the script here has got (I14)."""
+        for its in self._kept.sums:
+            for tensor in its.sums:
+                _send_on(groups, self.session.worker, tensor).wait()
+
     def run_only(self, runner: Member) -> None:
-        """There is nothing else."""
+        """At the gate all had the newest unit."""
+        self._kept = Kept()
 
     def interrupted(self, runner: Member, cut: Cut) -> Report | None:
         """Nothing beside."""

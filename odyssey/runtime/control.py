@@ -17,7 +17,21 @@ from typing import Any
 from odyssey.plan.needs import Needs
 from odyssey.plan.schedule import Op
 from odyssey.protocol.link import AgentLink
-from odyssey.protocol.messages import Command, Connect, Connected, Drain, Known, Pause, Paused, Ping, Pong, Stop
+from odyssey.protocol.messages import (
+    Broken,
+    Command,
+    Connect,
+    Connected,
+    Drain,
+    Go,
+    HandOn,
+    Known,
+    Pause,
+    Paused,
+    Ping,
+    Pong,
+    Stop,
+)
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase
@@ -39,7 +53,7 @@ START, COMMIT = "start of the call", "commit"
 
 class Control:
     """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with.
-    `groups_for`: makes groups that are to be built beside what runs."""
+    `groups_for`: makes groups that are to be built beside what runs, or what the script does."""
 
     def __init__(
         self,
@@ -47,7 +61,7 @@ class Control:
         phase: Phase,
         state: State[Any],
         at: Callable[[], tuple[Op | str, float] | None],
-        groups_for: Callable[[Connect], Groups],
+        groups_for: Callable[[Connect | HandOn], Groups],
     ) -> None:
         self._link = link
         self._state = state
@@ -61,6 +75,8 @@ class Control:
         self._groups: Groups | None = None
         self._ahead: Groups | None = None
         """Groups of a generation that may come, built beside the one that runs."""
+        self._giving: Groups | None = None
+        """Those in which this rank hands a unit on, whatever its script does meanwhile."""
         self._is_over = False
 
     @property
@@ -119,6 +135,7 @@ class Control:
         with self._lock:
             self._is_over = True
             self._forget_ahead()
+            self._forget_giving()
         if self._groups is not None:
             self._groups.close()
 
@@ -141,6 +158,12 @@ class Control:
                 self._orders.put(order)
             case Connect() as connect:
                 self._connect(connect)
+            case HandOn(giver=giver) as hand_on if giver == self._link.rank:
+                self._hand_on(hand_on)
+            case Go():
+                with self._lock:
+                    self._forget_giving()  # at the gate all have it
+                self._orders.put(order)
             case Known() as known:
                 self._learn(known)
             case _:
@@ -153,6 +176,7 @@ class Control:
             if heard.generation != self._phase.generation:
                 if self._groups is not None:
                     self._groups.cut(f"paused for generation {heard.generation}")
+                self._forget_giving()
                 if not keeps_ahead:
                     self._forget_ahead()
             self._set(heard)
@@ -170,9 +194,24 @@ class Control:
                 lambda problem: self._link.report(Connected(rank, order.generation, order.number, problem)),
             )
 
+    def _hand_on(self, order: HandOn) -> None:
+        """On a thread beside: the script may come to its next unit only when others have theirs."""
+        rank = self._link.rank
+
+        def done(problem: str) -> None:
+            if problem:
+                self._link.report(Broken(rank, order.generation, self._phase.position, problem))
+
+        with self._lock:
+            self._forget_giving()
+            if self._is_over or order.generation < self._phase.generation:
+                return
+            self._giving = giving = self._groups_for(order)
+            giving.build_beside(lambda: self._state.hand_on(giving), done)
+
     def _learn(self, known: Known) -> None:
         with self._lock:
-            for groups in (self._groups, self._ahead):
+            for groups in (self._groups, self._ahead, self._giving):
                 if groups is not None:
                     groups.learn(known)
 
@@ -198,6 +237,11 @@ class Control:
             self._ahead.release()
             self._ahead = None
 
+    def _forget_giving(self) -> None:
+        if self._giving is not None:
+            self._giving.release()
+            self._giving = None
+
     def _set(self, phase: Phase) -> None:
         if phase.communication is not self._phase.communication:
             self._since_s = time.monotonic()
@@ -212,5 +256,5 @@ class Control:
             self._phase = phase.answered()
             held, summed = tuple(sorted(self._state.held)), self._state.summed()
             whole = () if self._groups is None else self._groups.whole()
-            at = phase.position, phase.word
-            self._link.report(Paused(self._link.rank, phase.generation, *at, held, summed, whole, phase.passed))
+            at, hands_on = (phase.position, phase.word), self._state.hands_on
+            self._link.report(Paused(self._link.rank, phase.generation, *at, held, summed, whole, phase.passed, hands_on))

@@ -124,6 +124,12 @@ class Layers:
             moved=moved,
         )
 
+    hands_on = False
+
+    def hand_on(self, groups: Groups) -> None:
+        """Every unit has a commit point."""
+        raise OdysseyError("a unit of a Job was to be handed on", "please report this bug")
+
     def run_only(self, runner: Engine) -> None:
         """Layers that another plan had here go, and not before (I8)."""
         self.model.keep_only(runner.plan.holds.get(runner.worker, ()))

@@ -59,7 +59,7 @@ NEXT_ACTIVITY: dict[Activity, frozenset[Activity]] = {
 }
 NEXT_COMMUNICATION: dict[Communication, frozenset[Communication]] = {
     C.STOPPED: frozenset({C.PREPARING, C.CUT}),
-    C.PREPARING: frozenset({C.READY, C.STOPPED, C.BROKEN, C.CUT}),  # STOPPED: it was for measuring
+    C.PREPARING: frozenset({C.READY, C.STOPPED, C.BROKEN, C.CUT}),  # STOPPED: it has served
     C.READY: frozenset({C.RUNNING, C.CUT}),
     C.RUNNING: frozenset({C.BROKEN, C.CUT}),
     C.BROKEN: frozenset({C.CUT}),
@@ -188,13 +188,13 @@ class Phase:
     # -- the script's thread: generations ---------------------------------------------------------------------------------
 
     def preparing(self, generation: int) -> Phase:
-        """Begin to build `generation`."""
-        if generation < self.generation or self.communication is C.CUT:
+        """Begin to build `generation`. The same Phase where that is over already: it was paused, or something of it failed."""
+        if generation < self.generation or self.communication in (C.CUT, C.BROKEN):
             return self
         return replace(self._communicating(C.PREPARING), generation=generation)
 
-    def measured(self) -> Phase:
-        """It was built for measuring alone, and that is done."""
+    def served(self) -> Phase:
+        """It was built to measure, or to hand a unit on, and that is done."""
         return self._communicating(C.STOPPED) if self.communication is C.PREPARING else self
 
     def joined(self, position: Position) -> Phase:

@@ -5,6 +5,9 @@ workers), and a local effect. A rank passes the commit point only if every rank 
 own part is complete. So after a loss either some rank has the unit's result, and then all others hold all they need to
 take it over (roll forward), or none has, and all redo the body under the next plan.
 
+A unit whose body gives all ranks the same needs no commit point: who has its result hands on to the others all they lack.
+Nobody gets further than the next unit before all have it, see docs/internals/recovery.md.
+
 The commit point also says whether any rank has heard of a Drain by then. If so, all stop behind this unit, each by the same
 number: nothing is in flight there, as every rank has waited for what it was sent before it contributed. The groups stay as they
 are until those of the next generation take their place, since another rank may not have its result yet.
@@ -41,6 +44,7 @@ from odyssey.protocol.messages import (
     Finished,
     Follow,
     Go,
+    HandOn,
     Hello,
     Measure,
     Position,
@@ -223,6 +227,8 @@ class Session(Generic[R]):
         runner.groups.check()  # on a device, what a cut has ended looks like what has come to its end
         if (phase := self._control.change(Phase.contributed)) is None:
             raise Cut("paused in the script's own code")
+        if transaction.receive is not None:
+            return Result(self.position, transaction.kind, transaction.conclude(())), None
         heard = (0.0, 0.0) if phase.drain is None else (1.0, float(phase.drain))
         n_heard, generations, *sums = self._agree(COMMIT, (*heard, *values))
         result = Result(self.position, transaction.kind, transaction.conclude(sums), dict(transaction.metrics(sums)))
@@ -309,9 +315,7 @@ class Session(Generic[R]):
         """Obey one order; whether the script's thread can go on. Raises Cut."""
         match order:
             case Follow(result=result):
-                if transaction is not None and result.position == self.position and result.kind != transaction.kind:
-                    mine, theirs = CALLS[transaction.kind], CALLS[result.kind]
-                    raise JobError(f"rank {self.rank} called {mine}, the others {theirs}: all ranks must call it", SAME_CALLS)
+                self._check_same(result, transaction)
                 self._roll_forward(transaction, (result,))
                 return self._is_done
             case Finish() if self._job > 1 and self._runner is None:
@@ -326,6 +330,10 @@ class Session(Generic[R]):
             case Measure(generation=generation):
                 if self._control.change(lambda phase: phase.preparing(generation)):
                     self._measure(order)
+            case HandOn(generation=generation):
+                if self._control.change(lambda phase: phase.preparing(generation)):
+                    self._receive(order, transaction)
+                return self._is_done
             case Prepare(results=results) if self._takes_then_leaves(transaction, results):
                 self._control.put_back(order)
                 return True
@@ -337,6 +345,11 @@ class Session(Generic[R]):
                     self._go()
                     return self._is_done or transaction is None or not self._control.phase.is_idle
         return False
+
+    def _check_same(self, result: Result, transaction: Transaction[R] | None) -> None:
+        if transaction is not None and result.position == self.position and result.kind != transaction.kind:
+            mine, theirs = CALLS[transaction.kind], CALLS[result.kind]
+            raise JobError(f"rank {self.rank} called {mine}, the others {theirs}: all ranks must call it", SAME_CALLS)
 
     def _takes_then_leaves(self, transaction: Transaction[R] | None, results: Sequence[Result]) -> bool:
         """Whether the unit at hand is done by others' word, and the script has something to do behind it before the gate."""
@@ -354,7 +367,20 @@ class Session(Generic[R]):
         self._control.use(groups)
         if self.worker in groups.members:
             self._link.report(self._state.measure(order, self.worker, groups))
-        self._control.change(Phase.measured)
+        self._control.change(Phase.served)
+
+    def _receive(self, order: HandOn, transaction: Transaction[R] | None) -> None:
+        """Take the unit at hand over from the rank that has its result. Raises Cut."""
+        self._check_same(order.result, transaction)
+        if transaction is None or transaction.receive is None or self._runner is None:
+            raise OdysseyError(f"rank {self.rank} was handed a unit that it is not in", "please report this bug")
+        self._runner.stop()
+        groups = self._groups_for(order)
+        self._control.use(groups)
+        groups.build()
+        transaction.receive(groups, worker_of(order.giver))
+        self._control.change(Phase.served)
+        self._take(transaction, order.result)
 
     def _prepare(self, order: Prepare, transaction: Transaction[R] | None) -> None:
         plan, me = order.plan, self.worker
@@ -387,8 +413,11 @@ class Session(Generic[R]):
         self._control.change(Phase.ready)
         self._link.report(report)
 
-    def _groups_for(self, order: Connect) -> Groups:
-        return self._new_groups(order.generation, Needs.of(order.plan, self.worker), order.number)
+    def _groups_for(self, order: Connect | HandOn) -> Groups:
+        if isinstance(order, Connect):
+            return self._new_groups(order.generation, Needs.of(order.plan, self.worker), order.number)
+        # The Prepare of this generation builds others: a number tells these apart.
+        return self._new_groups(order.generation, Needs.of_sums(map(worker_of, (order.giver, *order.takers))), 1)
 
     def _new_groups(self, generation: int, needs: Needs, attempt: int = 0, kept: Iterable[SumGroup] = ()) -> Groups:
         report, here = self._link.report, self._link.reached_at

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple
 
+from odyssey.plan.worker import Worker
 from odyssey.runtime.agreed_numbers import N_RATE
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.work import R
 
 N_VALUES = 2 + N_RATE
@@ -22,7 +24,9 @@ class Transaction(NamedTuple, Generic[R]):
     `take(runner, values)`: the local effect, which cannot be interrupted.
     `is_told`: the agent hears of each one that is final; of others, only when it asks ranks to pause.
     `began_s`: of time.monotonic, where what the unit ends began before it. `n_steps`: how many steps the script wants in all;
-    None where it does not say."""
+    None where it does not say.
+    `receive`: None for a unit with a commit point. One that has none is final on a rank when its body is done, and who lacks it
+    after a loss has it handed on: `receive(groups, giver)` gets what `take` needs. Raises Cut."""
 
     kind: str
     body: Callable[[R], Sequence[float]]
@@ -33,3 +37,4 @@ class Transaction(NamedTuple, Generic[R]):
     began_s: float | None = None
     metrics: Callable[[Sequence[float]], Mapping[str, float]] = lambda sums: {}
     n_steps: int | None = None
+    receive: Callable[[Groups, Worker], None] | None = None

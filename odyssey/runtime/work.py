@@ -90,6 +90,13 @@ class State(Protocol[R]):
     def ready(self, runner: R, position: Position, *, groups_s: float, moves_s: float, moved: Moved) -> Ready:
         """What this rank proves at the gate, read off what it will train."""
 
+    @property
+    def hands_on(self) -> bool:
+        """Whether it has what others may lack of the newest unit, which has no commit point."""
+
+    def hand_on(self, groups: Groups) -> None:
+        """Give that to all others in `groups`. Called on a thread beside the script's. Raises RuntimeError if it is cut."""
+
     def run_only(self, runner: R) -> None:
         """The generation runs: hold nothing else than its plan wants. Raises OdysseyError if that is not what was proved."""
 

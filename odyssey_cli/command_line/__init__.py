@@ -9,5 +9,6 @@ request.py    the options that the agent obeys
 rendezvous.py where the agents are to meet
 from_slurm.py what SLURM says where the command line says nothing
 devices.py    how many ranks a host has room for
+typed_requests.py  what typer's larger commands are asked
 checks.py     what can be known to be wrong before anything is started
 """

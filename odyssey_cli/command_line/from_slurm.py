@@ -5,7 +5,6 @@ Only where the user has said nothing of how agents meet: who gives an endpoint h
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from odyssey.errors import UsageError
@@ -20,7 +19,7 @@ SIGNALS = ("SIGUSR1", "SIGUSR2")
 _ENDPOINTS = ("rdzv_endpoint", "master_addr", "standalone")
 
 
-def filled(given: Given, address_of: Callable[[Step], str] = first_host) -> tuple[Given, Step | None]:
+def filled(given: Given) -> tuple[Given, Step | None]:
     """With what SLURM says, and the step; as given, and None, where that does not apply. Raises UsageError."""
     step = step_of(given.environment)
     if step is None:
@@ -37,7 +36,7 @@ def filled(given: Given, address_of: Callable[[Step], str] = first_host) -> tupl
         )
     given_port = given.value("master_port")
     port = given_port.text if given_port.is_given else "0" if most == 1 else str(step.port)
-    host = "127.0.0.1" if most == 1 else address_of(step)
+    host = "127.0.0.1" if most == 1 else first_host(step)
     found = signals | {
         "nnodes": Value(str(len(step.hosts)), "SLURM_STEP_NUM_NODES", True),
         "node_rank": Value(str(step.node), "SLURM_NODEID", True),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import TypeVar
 
 from launcher.options import Entry, OnLoss, RunOptions
 from launcher.processes.rank_process import imports_odyssey
@@ -20,6 +22,8 @@ from odyssey_cli.command_line.rendezvous import RendezvousOptions, meeting
 from odyssey_cli.slurm.step import Step
 from strategies.situation import Aim
 
+T = TypeVar("T")
+U = TypeVar("U")
 MIN_DETECT_S, MAX_DETECT_S = 0.5, 600.0
 
 
@@ -61,7 +65,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         entry=entry,
         interpreter=interpreter,
         passes_local_rank=command is Command.LAUNCH and not given.switch("use_env"),
-        numa_binding=_numa_binding(given),
+        numa_binding=_if_given(given, "numa_binding", partial(text.choice, known=NUMA_BINDINGS), ""),
         virtual_local_rank=given.switch("virtual_local_rank"),
         role=given.value("role").text,
         n_nodes=nodes,
@@ -80,19 +84,19 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         secret_file=Path(given.value("secret_file").text) if given.value("secret_file").text else None,
         checks_hosts=given.switch("check"),
         max_restarts=_whole(given, "max_restarts", 0),
-        on_loss=OnLoss(text.choice(given.value("on_loss").text, given.value("on_loss").name, tuple(OnLoss))),
-        never_retry=_never_retry(given),
-        restart_limit=_restart_limit(given),
-        restart_backoff_s=text.delay_s(given.value("restart_backoff").text, given.value("restart_backoff").name),
+        on_loss=OnLoss(_read(given, "on_loss", partial(text.choice, known=tuple(OnLoss)))),
+        never_retry=_if_given(given, "never_retry", text.exit_codes, ()),
+        restart_limit=_if_given(given, "restart_limit", text.restart_limit, None),
+        restart_backoff_s=_read(given, "restart_backoff", text.delay_s),
         # Who gives torchrun's options cannot ask for it, and may count on it.
         retries_same_failure=given.switch("retry_same_failure") or command in (Command.TORCHRUN, Command.LAUNCH),
         log_dir=log_dir,
         keep_bytes=_whole(given, "keep_output", 0) << 20 if command is Command.RUN else 0,
-        redirects=text.streams(given.value("redirects").text, given.value("redirects").name),
-        tee=text.streams(given.value("tee").text, given.value("tee").name),
+        redirects=_read(given, "redirects", text.streams),
+        tee=_read(given, "tee", text.streams),
         shown_ranks=_shown_ranks(given),
-        stdout_filters=_words(given, "duplicate_stdout_filters"),
-        stderr_filters=_words(given, "duplicate_stderr_filters"),
+        stdout_filters=_if_given(given, "duplicate_stdout_filters", text.words, ()),
+        stderr_filters=_if_given(given, "duplicate_stderr_filters", text.words, ()),
         line_prefix=given.value("log_line_prefix_template").text
         or environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
         logs_specs=given.value("logs_specs").text,
@@ -102,17 +106,17 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         verbose=given.switch("verbose"),
         ending_signals=_ending_signals(given),
         forwarded_signals=_forwarded_signals(given),
-        shutdown_timeout_s=text.delay_s(given.value("shutdown_timeout").text, given.value("shutdown_timeout").name),
-        stall_timeout_s=_optional_duration_s(given, "stall_timeout"),
+        shutdown_timeout_s=_read(given, "shutdown_timeout", text.delay_s),
+        stall_timeout_s=_if_given(given, "stall_timeout", text.duration_s, None),
         ends_stalled=_ends_stalled(given),
         layout=text.layout(given.value("layout").text),
         n_spares=_whole(given, "spares", 0),
         strategy=text.strategy(given.value("strategy").text),
-        mtbf_s=_optional_duration_s(given, "mtbf"),
-        failure_rate=_failure_rate(given),
+        mtbf_s=_if_given(given, "mtbf", text.duration_s, None),
+        failure_rate=_if_given(given, "failure_rate", _failure_rate, None),
         aim=_aim(given),
         drills=given.texts.get("drill", ()),
-        profile=_profile(given),
+        profile=_if_given(given, "profile", _profile, None),
         write_profile=Path(output.text) if command is Command.PROFILE else None,
     )
     # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
@@ -143,11 +147,6 @@ def _entry(given: Given) -> Entry:
 def _interpreter(given: Given, entry: Entry) -> str:
     name = given.environment.get("PYTHON_EXEC", "")
     return checks.interpreter(name) if name and entry in (Entry.SCRIPT, Entry.MODULE) else ""
-
-
-def _numa_binding(given: Given) -> str:
-    binding = given.value("numa_binding")
-    return text.choice(binding.text, binding.name, NUMA_BINDINGS) if binding.is_given else ""
 
 
 def _check_without_effect(given: Given) -> None:
@@ -241,42 +240,27 @@ def _check_drills(given: Given, nodes: int, ranks_per_node: int) -> None:
         parse_drill(drill, n_nodes=nodes, n_ranks_per_node=ranks_per_node)
 
 
-def _failure_rate(given: Given) -> float | None:
-    value = given.value("failure_rate")
-    if not value.is_given:
-        return None
+def _failure_rate(words: str, option: str) -> float:
     try:
-        return text.failure_rate(float(value.text))
+        return text.failure_rate(float(words))
     except ValueError:
-        raise UsageError(f"{value.name}: expected losses per node-day, got {value.text!r}", "for example 0.0065") from None
+        raise UsageError(f"{option}: expected losses per node-day, got {words!r}", "for example 0.0065") from None
 
 
 def _aim(given: Given) -> Aim:
-    survive, survive_nodes = (
-        _whole(given, name, 0) if given.value(name).is_given else None for name in ("survive", "survive_nodes")
-    )
-    rank, steps = (_whole(given, name, 1) if given.value(name).is_given else None for name in ("low_rank", "low_rank_steps"))
+    whole = text.whole
+    survive, survive_nodes = (_if_given(given, name, partial(whole, least=0), None) for name in ("survive", "survive_nodes"))
+    rank, steps = (_if_given(given, name, partial(whole, least=1), None) for name in ("low_rank", "low_rank_steps"))
     approximate = text.low_rank(given.switch("allow_approximate"), rank, steps)
-    return text.aim(Aim(), given.value("objective").text, survive, survive_nodes, given.value("protect").text, approximate)
-
-
-def _never_retry(given: Given) -> tuple[int, ...]:
-    codes = given.value("never_retry")
-    return text.exit_codes(codes.text, codes.name) if codes.is_given else ()
+    return text.aim(Aim(), given.value("objective").text, given.value("protect").text, approximate, survive, survive_nodes)
 
 
 def _detect_s(given: Given) -> float:
-    detect = given.value("detect")
-    seconds = text.delay_s(detect.text, detect.name)
+    detect, seconds = given.value("detect"), _read(given, "detect", text.delay_s)
     if not MIN_DETECT_S <= seconds <= MAX_DETECT_S:
         what = f"{detect.name}: expected {MIN_DETECT_S:g} s to {MAX_DETECT_S:g} s, got {detect.text}"
         raise UsageError(what, "5s is right for most networks")
     return seconds
-
-
-def _restart_limit(given: Given) -> tuple[int, float] | None:
-    limit = given.value("restart_limit")
-    return text.restart_limit(limit.text, limit.name) if limit.is_given else None
 
 
 def _ends_stalled(given: Given) -> bool:
@@ -287,10 +271,11 @@ def _ends_stalled(given: Given) -> bool:
 
 
 def _forwarded_signals(given: Given) -> tuple[str, ...]:
-    value = given.value("forward_signals")
-    names = text.signals(value.text, value.name)
+    names = _read(given, "forward_signals", text.signals)
     if "SIGINT" in names:
-        raise UsageError(f"{value.name}: SIGINT ends the job, always", "forward another one, for example SIGUSR1")
+        raise UsageError(
+            f"{given.value('forward_signals').name}: SIGINT ends the job, always", "forward another one, for example SIGUSR1"
+        )
     return names
 
 
@@ -304,16 +289,14 @@ def _ending_signals(given: Given) -> tuple[str, ...]:
     return tuple(name for name in ending if name not in both)
 
 
-def _profile(given: Given) -> Path | None:
-    if not given.value("profile").is_given:
-        return None
+def _profile(words: str, option: str) -> Path:
     from perfmodel.profile.profile import read as read_profile
 
-    path = Path(given.value("profile").text)
+    path = Path(words)
     try:
         read_profile(path)
     except ProfileError as error:
-        raise UsageError(f"--profile: {error.what}", error.help) from None
+        raise UsageError(f"{option}: {error.what}", error.help) from None
     return path
 
 
@@ -332,11 +315,6 @@ def _shown_ranks(given: Given) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def _words(given: Given, dest: str) -> tuple[str, ...]:
-    value = given.value(dest)
-    return text.words(value.text) if value.is_given else ()
-
-
 def _stdin_rank(given: Given, n_ranks: int | None) -> int | None:
     """`n_ranks`: None where other agents have ranks as well."""
     if not given.value("stdin_rank").is_given:
@@ -348,10 +326,14 @@ def _stdin_rank(given: Given, n_ranks: int | None) -> int | None:
 
 
 def _whole(given: Given, dest: str, least: int) -> int:
-    value = given.value(dest)
-    return text.whole(value.text, value.name, least)
+    return _read(given, dest, partial(text.whole, least=least))
 
 
-def _optional_duration_s(given: Given, dest: str) -> float | None:
+def _read(given: Given, dest: str, meaning: Callable[[str, str], T]) -> T:
+    """`meaning`: of a text, given by an option of this name."""
     value = given.value(dest)
-    return text.duration_s(value.text, value.name) if value.is_given else None
+    return meaning(value.text, value.name)
+
+
+def _if_given(given: Given, dest: str, meaning: Callable[[str, str], T], otherwise: U) -> T | U:
+    return _read(given, dest, meaning) if given.value(dest).is_given else otherwise

@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import strategies
@@ -33,6 +33,11 @@ def duration_s(text: str, option: str) -> float:
     if seconds <= 0:
         raise UsageError(f"{option}: expected more than 0 seconds, got {text!r}", help)
     return seconds
+
+
+def duration_s_if_given(text: str | None, option: str) -> float | None:
+    """The same, or None."""
+    return None if text is None else duration_s(text, option)
 
 
 def delay_s(text: str, option: str) -> float:
@@ -71,21 +76,16 @@ def strategy(text: str) -> str:
     """`auto` or the name of a strategy."""
     if text == "auto":
         return text
-    known = ("auto", *strategies.names())
-    if text not in known:
-        near = difflib.get_close_matches(text, known, 1, 0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"--strategy: unknown strategy {text!r}", f"{hint}one of: {', '.join(known)}")
-    return text
+    return choice(text, "--strategy", ("auto", *strategies.names()), "strategy")
 
 
 def aim(
     told: Aim,
     objective: str | None,
-    survive: int | None,
-    survive_nodes: int | None,
     protect: str | None,
     approximate: LowRank | None,
+    survive: int | None = None,
+    survive_nodes: int | None = None,
 ) -> Aim:
     """What the best plan is: as asked for, or else as `told` before."""
     return Aim(
@@ -97,7 +97,7 @@ def aim(
     )
 
 
-def low_rank(allowed: bool, rank: int | None, refresh_steps: int | None) -> LowRank | None:
+def low_rank(allowed: bool, rank: int | None = None, refresh_steps: int | None = None) -> LowRank | None:
     """How gradients may be approximate; None: not at all."""
     given = {"--low-rank": rank, "--low-rank-steps": refresh_steps}
     for name, number in given.items():
@@ -129,6 +129,13 @@ def count(number: int, option: str, least: int) -> int:
     return number
 
 
+def counts(least: int, given: Mapping[str, int | None]) -> None:
+    """Numbers of at least `least` by option, as far as they are given."""
+    for option, number in given.items():
+        if number is not None:
+            count(number, option, least)
+
+
 def whole(text: str, option: str, least: int | None = None) -> int:
     """A whole number, of at least `least`."""
     try:
@@ -144,12 +151,12 @@ def example_of(option: str, value: str) -> str:
     return f"{option} {value}" if option.startswith("-") else f"{option}={value}"
 
 
-def choice(text: str, option: str, known: Sequence[str]) -> str:
+def choice(text: str, option: str, known: Sequence[str], what: str = "value") -> str:
     """One of these."""
     if text not in known:
         near = difflib.get_close_matches(text, known, 1, 0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"{option}: unknown value {text!r}", f"{hint}one of: {', '.join(known)}")
+        raise UsageError(f"{option}: unknown {what} {text!r}", f"{hint}one of: {', '.join(known)}")
     return text
 
 
@@ -198,7 +205,7 @@ def streams(text: str, option: str) -> Std | dict[int, Std]:
     return {int(rank): Std(int(streams)) for rank, streams in parts}
 
 
-def words(text: str) -> tuple[str, ...]:
+def words(text: str, option: str) -> tuple[str, ...]:
     """`apple,orange`; a doubled comma is a comma in a word."""
     parts = re.split("(,+)", text)
     found = [""]

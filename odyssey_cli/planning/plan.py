@@ -6,14 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
 from odyssey.plan.worker import Rank
 from odyssey_cli import files
 from odyssey_cli.command_line import values
+from odyssey_cli.command_line.typed_requests import PlanRequest
 from odyssey_cli.planning import source, start_tables
 from odyssey_cli.planning.answer import show
 from odyssey_cli.planning.ask import HORIZON_S, Answer, Units, ask
@@ -22,60 +21,29 @@ from odyssey_cli.planning.starts import ask_layouts, ask_spares
 from odyssey_cli.timeline import save, terminal
 
 
-class PlanRequest(msgspec.Struct, frozen=True):
-    """The command line, as it was written."""
-
-    source: str | None
-    fail: int | None
-    fail_ranks: str | None
-    fail_nodes: int | None
-    join: int | None
-    join_nodes: int | None
-    layouts: bool
-    spares: int | None
-    spare_nodes: int | None
-    horizon: str | None
-    layout: str
-    nodes: int | None
-    nproc_per_node: int | None
-    mtbf: str | None
-    failure_rate: float | None
-    objective: str | None
-    survive: int | None
-    survive_nodes: int | None
-    protect: str | None
-    allow_approximate: bool
-    strategy: str
-    as_json: bool
-    with_timeline: bool
-    svg: str | None
-    trace: str | None
-    change: str | None
-
-
 def plan(request: PlanRequest) -> int:
     """Answer on stdout; returns the exit code: FAILED if training survives none of the losses."""
     _check_together(request)
-    lost, joining, spares = _losses(request), _joins(request), _spares(request)
+    lost = _losses(request)
+    joining = _units("--join", request.join, request.join_nodes)
+    spares = _units("--spares", request.spares, request.spare_nodes)
     values.layout(request.layout)
     values.strategy(request.strategy)
-    mtbf_s = values.duration_s(request.mtbf, "--mtbf") if request.mtbf is not None else None
-    horizon_s = values.duration_s(request.horizon, "--horizon") if request.horizon is not None else HORIZON_S
-    for value, option in ((request.nodes, "--nodes"), (request.nproc_per_node, "--nproc-per-node")):
-        if value is not None:
-            values.count(value, option, 1)
+    mtbf_s = values.duration_s_if_given(request.mtbf, "--mtbf")
+    horizon_s = values.duration_s_if_given(request.horizon, "--horizon") or HORIZON_S
+    values.counts(1, {"--nodes": request.nodes, "--nproc-per-node": request.nproc_per_node})
     for file, option in ((request.svg, "--svg"), (request.trace, "--trace"), (request.change, "--change")):
         files.check_if_given(file, option)
     found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
     rate = None if request.failure_rate is None else values.failure_rate(request.failure_rate)
-    approximate = values.low_rank(request.allow_approximate, None, None)
-    aim = values.aim(found.aim, request.objective, request.survive, request.survive_nodes, request.protect, approximate)
+    approximate = values.low_rank(request.allow_approximate)
+    aim = values.aim(found.aim, request.objective, request.protect, approximate, request.survive, request.survive_nodes)
     expected = found.expected_change(mtbf_s, rate)
     if request.layouts:
-        start_tables.show(ask_layouts(found, request.layout, expected, aim, horizon_s), as_json=request.as_json)
+        start_tables.show(ask_layouts(found, request.layout, expected, aim, horizon_s), as_json=request.json)
     elif spares is not None:
         n_ranks = found.ranks_per_node if spares.nodes else 1
-        start_tables.show(ask_spares(found, spares.n, n_ranks, expected, aim, horizon_s), as_json=request.as_json)
+        start_tables.show(ask_spares(found, spares.n, n_ranks, expected, aim, horizon_s), as_json=request.json)
     else:
         only = None if request.strategy == "auto" else request.strategy
         return _answer(request, found, ask(found, lost, request.layout, expected, only, aim, horizon_s, joining))
@@ -84,15 +52,15 @@ def plan(request: PlanRequest) -> int:
 
 def _answer(request: PlanRequest, found: source.Source, answer: Answer) -> int:
     """Of what is done after losses, with its pictures."""
-    if request.as_json:
+    if request.json:
         sys.stdout.buffer.write(to_json(answer) + b"\n")
     else:
         show(answer)
     svg_file, trace_file = (None if file is None else Path(file) for file in (request.svg, request.trace))
-    if request.with_timeline or svg_file is not None or trace_file is not None:
+    if request.timeline or svg_file is not None or trace_file is not None:
         with_change = any(option is not None for option in (*_fails(request), *_comings(request)))
         drawn = timeline(answer, found.profile, with_change=with_change)
-        if request.with_timeline:
+        if request.timeline:
             print()
             terminal.show(drawn)
         save.save(drawn, svg_file, trace_file)
@@ -104,7 +72,7 @@ def _answer(request: PlanRequest, found: source.Source, answer: Answer) -> int:
 def _check_together(request: PlanRequest) -> None:
     """Options that ask another question than `--layouts` or `--spares`, and what they have no meaning for. Who comes may come
     after what is lost."""
-    if request.as_json and request.with_timeline:
+    if request.json and request.timeline:
         raise UsageError("--json and --timeline exclude each other", "--trace FILE writes the timeline as JSON")
     others = (("--layouts", request.layouts or None), ("--spares", request.spares), ("--spare-nodes", request.spare_nodes))
     fails = tuple(zip(("--fail", "--fail-ranks", "--fail-nodes"), _fails(request), strict=True))
@@ -118,7 +86,7 @@ def _check_together(request: PlanRequest) -> None:
         return
     meaningless = _given(
         ("--strategy", None if request.strategy == "auto" else request.strategy),
-        ("--timeline", request.with_timeline or None),
+        ("--timeline", request.timeline or None),
         ("--svg", request.svg),
         ("--trace", request.trace),
         ("--change", request.change),
@@ -148,21 +116,12 @@ def _losses(request: PlanRequest) -> Units | tuple[Rank, ...] | None:
     """Ask for one rank where nothing is asked for, and of none where only the coming of ranks is."""
     if request.fail_ranks is not None:
         return values.ranks(request.fail_ranks, "--fail-ranks")
-    if request.fail_nodes is not None:
-        return Units(values.count(request.fail_nodes, "--fail-nodes", 1), nodes=True)
-    if request.fail is None and _comings(request) != (None, None):
-        return None
-    return Units(values.count(request.fail, "--fail", 1) if request.fail is not None else 1)
+    only_come = _comings(request) != (None, None)
+    return _units("--fail", request.fail, request.fail_nodes) or (None if only_come else Units(1))
 
 
-def _joins(request: PlanRequest) -> Units | None:
-    if request.join_nodes is not None:
-        return Units(values.count(request.join_nodes, "--join-nodes", 1), nodes=True)
-    return Units(values.count(request.join, "--join", 1)) if request.join is not None else None
-
-
-def _spares(request: PlanRequest) -> Units | None:
-    """Workers that stand by."""
-    if request.spare_nodes is not None:
-        return Units(values.count(request.spare_nodes, "--spare-nodes", 1), nodes=True)
-    return Units(values.count(request.spares, "--spares", 1)) if request.spares is not None else None
+def _units(option: str, n_ranks: int | None, n_nodes: int | None) -> Units | None:
+    """Nodes where both are given."""
+    if n_nodes is not None:
+        return Units(values.count(n_nodes, f"{option.removesuffix('s')}-nodes", 1), nodes=True)
+    return Units(values.count(n_ranks, option, 1)) if n_ranks is not None else None

@@ -86,9 +86,9 @@ def propose(situation: Situation) -> list[Proposal]:
 ```
 
 - The docstring is its story on this page. `NAME` is what the file is called, `SUMMARY` one sentence for `--help` and this page.
-- `propose` is asked after each loss, and answers Plans or, without one, the reason that stands in the table. `situation` is
-  all that it may look at: the plan in force, who is alive, who holds which layers, the profile. It starts nothing and sends
-  nothing.
+- `propose` is asked after each loss, and answers Plans or, without one, the reason that stands in the table. A reason names no
+  worker by number: the table for one loss is that of all that are like it, found ahead. `situation` is all that it may look
+  at: the plan in force, who is alive, who holds which layers, the profile. It starts nothing and sends nothing.
 - `without_lost` are the stages of the plan in force, pipeline by pipeline, with None in the places of lost workers. Those
   get workers that are alive and have no work, for as long as there are any.
 - `routed` makes the Plan: others run the stages that still have no worker, and where nobody could, that is the reason. What

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from odyssey.plan.worker import Rank
 from odyssey.protocol.messages import Finished, Hello
 from odyssey_cli import files, run
 from odyssey_cli.command_line import values
+from odyssey_cli.command_line.typed_requests import RehearseRequest
 from odyssey_cli.display import quantities
 from odyssey_cli.display.page import page
 from odyssey_cli.planning import source
@@ -194,70 +195,50 @@ def changes_of(trace: Trace, n_steps: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def command(
-    source_text: str,
-    *,
-    strategy: str,
-    drills: Sequence[str],
-    trace: Path | None,
-    steps: int,
-    speed: float,
-    layout: str | None,
-    nodes: int | None,
-    nproc_per_node: int | None,
-    mtbf: str | None,
-    objective: str | None,
-    protect: str | None,
-    allow_approximate: bool,
-    jitter: float,
-    slow: Sequence[str],
-    seed: int,
-    max_restarts: int,
-    spares: int,
-    log_dir: Path,
-    json_file: Path | None,
-    display: bool,
-) -> int:
+def command(asked: RehearseRequest) -> int:
     """The command line: rehearse, and print the table; returns the largest exit code of the jobs."""
-    counts = ((nodes, "--nodes", 1), (nproc_per_node, "--nproc-per-node", 1), (steps, "--steps", 1))
-    for value, option, least in (*counts, (max_restarts, "--max-restarts", 0), (spares, "--spares", 0)):
-        if value is not None:
-            values.count(value, option, least)
-    found = source.find(source_text).resized(nodes, nproc_per_node)
-    files.check_if_given(json_file, "--json")
-    mtbf_s = values.duration_s(mtbf, "--mtbf") if mtbf is not None else None
-    if layout is None:
-        layout = "auto" if spares else found.layout  # which is one of all ranks
-    values.layout_of(layout, found.n_nodes, found.ranks_per_node, spares)
-    if trace is not None:
-        if drills or mtbf is not None:
-            raise UsageError("--trace says what is lost", "leave --drill and --mtbf out")
-        drills = _traced_changes(found, trace, steps, seed)
-    elif not drills:
-        drills = _default_losses(found, layout, spares, mtbf_s, steps, seed)
-    wanted = Wanted(
-        layout=layout,
-        strategies=_strategies(strategy),
-        drills=tuple(drills),
-        n_steps=steps,
-        speed=_between(speed, "--speed", 0.01, 100.0),
-        mtbf_s=mtbf_s,
-        jitter=_between(jitter, "--jitter", 0.0, 1.0),
-        slow=dict(_slowness(text) for text in slow),
-        seed=seed,
-        max_restarts=max_restarts,
-        log_dir=log_dir,
-        n_spares=spares,
-        aim=values.aim(found.aim, objective, None, None, protect, values.low_rank(allow_approximate, None, None)),
-    )
-    rehearsals = rehearse(found, wanted, display=display)
+    values.counts(1, {"--nodes": asked.nodes, "--nproc-per-node": asked.nproc_per_node, "--steps": asked.steps})
+    values.counts(0, {"--max-restarts": asked.max_restarts, "--spares": asked.spares})
+    found = source.find(asked.source).resized(asked.nodes, asked.nproc_per_node)
+    json_file = files.check_if_given(asked.json, "--json")
+    rehearsals = rehearse(found, _wanted(asked, found), display=not asked.no_display)
     show(rehearsals, page())
     if json_file is not None:
         files.write(json_file, to_json(rehearsals) + b"\n")
     return max(rehearsal.code for rehearsal in rehearsals)
 
 
-def _traced_changes(found: Source, trace: Path, steps: int, seed: int) -> tuple[str, ...]:
+def _wanted(asked: RehearseRequest, found: Source) -> Wanted:
+    mtbf_s = values.duration_s_if_given(asked.mtbf, "--mtbf")
+    layout = asked.layout
+    if layout is None:
+        layout = "auto" if asked.spares else found.layout  # which is one of all ranks
+    values.layout_of(layout, found.n_nodes, found.ranks_per_node, asked.spares)
+    drills = tuple(asked.drill or ())
+    if asked.trace is not None:
+        if drills or asked.mtbf is not None:
+            raise UsageError("--trace says what is lost", "leave --drill and --mtbf out")
+        drills = _traced_changes(found, asked.trace, asked.steps, asked.seed)
+    elif not drills:
+        drills = _default_losses(found, layout, asked.spares, mtbf_s, asked.steps, asked.seed)
+    return Wanted(
+        layout=layout,
+        strategies=_strategies(asked.strategy),
+        drills=drills,
+        n_steps=asked.steps,
+        speed=_between(asked.speed, "--speed", 0.01, 100.0),
+        mtbf_s=mtbf_s,
+        jitter=_between(asked.jitter, "--jitter", 0.0, 1.0),
+        slow=dict(_slowness(text) for text in asked.slow or ()),
+        seed=asked.seed,
+        max_restarts=asked.max_restarts,
+        log_dir=asked.log_dir,
+        n_spares=asked.spares,
+        aim=values.aim(found.aim, asked.objective, asked.protect, values.low_rank(asked.allow_approximate)),
+    )
+
+
+def _traced_changes(found: Source, trace: str, steps: int, seed: int) -> tuple[str, ...]:
     """The changes as the trace has them, which people are told of."""
     drills = changes_of(traces.read(trace, seed).cut(found.n_nodes), steps)
     n_back = sum(f" {_ACTIONS[NodeEventKind.RETURNED]}=" in drill for drill in drills)

@@ -59,11 +59,6 @@ class Totals(msgspec.Struct, frozen=True):
     checkpoint_s: float
     waiting_s: float
 
-    @property
-    def all_s(self) -> float:
-        """All of it."""
-        return math.fsum(getattr(self, name) for name in self.__struct_fields__)
-
 
 class Ledger:
     """The stretches so far. `step_s`: of the layout that trains now; `interval_s`: of training between two checkpoints."""
@@ -119,10 +114,6 @@ class Ledger:
                 lost.start_s = until_s
             else:
                 lost.doing = Doing.TRAINING
-
-    def finish_step(self, at_s: float) -> None:
-        """Train beyond `at_s` to the end of the step, or of the checkpoint, that is under way then."""
-        self.train(self.under_way_until(at_s))
 
     def under_way_until(self, at_s: float) -> float:
         """Train until then; when the step ends, or the checkpoint, that is under way at that moment."""

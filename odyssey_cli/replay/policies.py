@@ -1,4 +1,4 @@
-"""What is compared on a trace: every strategy alone, the choice among all, and what published systems would do."""
+"""What is compared on a trace: every strategy alone, the choice among all, and torchrun."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from msgspec.structs import replace
 import strategies
 from odyssey.errors import UsageError
 from odyssey.plan.approximation import LowRank
-from odyssey_cli.replay import elastic
+from odyssey_cli.replay import elastic, restarting
 from odyssey_cli.replay.outcome import Result
-from odyssey_cli.replay.published import Oobleck, Recycle, Torchrun, Varuna
-from odyssey_cli.replay.published_life import PublishedLife, System
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.starts import Starts
-from odyssey_cli.replay.traces import Trace, at_once
+from odyssey_cli.replay.traces import Trace
 from strategies.situation import Protect
 
 Progress = Callable[[float], None]
@@ -45,15 +43,8 @@ def all_policies() -> tuple[Policy, ...]:
         Policy("auto", "the best plan after every change", partial(_ours, "auto")),
         *(Policy(name, f"--strategy {name}{NEEDS.get(name, NOTHING)[0]}", partial(_ours, name)) for name in strategies.names()),
     ]
-    return (
-        *ours,
-        Policy(
-            "torchrun", "like torchrun: all start again from the checkpoint, at the best interval", partial(_like, Torchrun)
-        ),
-        Policy("varuna", "like Varuna: so, in the best layout of equal pipelines", partial(_like, Varuna)),
-        Policy("oobleck", "like Oobleck: pipelines become shorter, and longer again", partial(_like, Oobleck)),
-        Policy("recycle", "like ReCycle: micro-batches go to the same stage of other pipelines", partial(_like, Recycle)),
-    )
+    about = "like torchrun: all start again from the checkpoint, at the best interval"
+    return *ours, Policy("torchrun", about, restarting.live)
 
 
 def named(names: Sequence[str]) -> tuple[Policy, ...]:
@@ -68,17 +59,3 @@ def named(names: Sequence[str]) -> tuple[Policy, ...]:
 def _ours(strategy: str, trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts, progress: Progress) -> Result:
     aim = replace(setup.aim, **NEEDS.get(strategy, NOTHING)[1])
     return elastic.live(trace, replace(setup, strategy=strategy, aim=aim), starts, terms, progress)
-
-
-def _like(
-    system: Callable[[Setup, Starts, RestartCosts], System],
-    trace: Trace,
-    setup: Setup,
-    starts: Starts,
-    terms: RestartCosts,
-    progress: Progress,
-) -> Result:
-    """A system that always returns to a checkpoint is given the best interval for this trace, as if it were known."""
-    n_moments = sum(1 for _ in at_once(trace.changes))
-    known_s = trace.length_s / max(1, n_moments) if system in (Torchrun, Varuna) else None
-    return PublishedLife(trace, terms, system(setup, starts, terms), known_s).run(progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -14,6 +13,7 @@ from odyssey.codec import to_json
 from odyssey.errors import UsageError
 from odyssey_cli import files
 from odyssey_cli.command_line import values
+from odyssey_cli.command_line.typed_requests import ReplayRequest
 from odyssey_cli.planning import source
 from odyssey_cli.replay import recorded, traces
 from odyssey_cli.replay.answer import show
@@ -30,65 +30,26 @@ _REPAIR_S = DAY_S
 _DAYS = 30.0
 
 
-class ReplayRequest(msgspec.Struct, frozen=True):
-    """The command line, as words."""
-
-    trace: str
-    source: str | None = None
-    nodes: int | None = None
-    nproc_per_node: int | None = None
-    layout: str = "auto"
-    mtbf: str | None = None
-    objective: str | None = None
-    protect: str | None = None
-    allow_approximate: bool = False
-    repair: str | None = None
-    transient: float = 0.0
-    days: float | None = None
-    seed: int = 0
-    trace_nodes: int | None = None
-    policies: tuple[str, ...] = ()
-    save: str | None = None
-    restart: str | None = None
-    checkpoint_every: str | None = None
-    json: Path | None = None
-    svg: Path | None = None
-
-
 def replay(request: ReplayRequest) -> int:
     """Answer on stdout, and into files; returns the exit code."""
     folder = recorded.folder_of(request.trace)
     if folder is not None:
         return recorded.check(folder)
     values.layout(request.layout)
-    for value, option in (
-        (request.nodes, "--nodes"),
-        (request.nproc_per_node, "--nproc-per-node"),
-        (request.trace_nodes, "--trace-nodes"),
-    ):
-        if value is not None:
-            values.count(value, option, 1)
-    policies = named(request.policies)
+    nodes, per_node, traced = request.nodes, request.nproc_per_node, request.trace_nodes
+    values.counts(1, {"--nodes": nodes, "--nproc-per-node": per_node, "--trace-nodes": traced})
+    policies = named(request.policy or ())
     terms = RestartCosts(
-        save_s=_seconds(request.save, "--save") or SAVE_S,
-        restart_s=_seconds(request.restart, "--restart"),
-        every_s=_seconds(request.checkpoint_every, "--checkpoint-every"),
+        save_s=values.duration_s_if_given(request.save, "--save") or SAVE_S,
+        restart_s=values.duration_s_if_given(request.restart, "--restart"),
+        every_s=values.duration_s_if_given(request.checkpoint_every, "--checkpoint-every"),
     )
     json_file, svg_file = files.check_if_given(request.json, "--json"), files.check_if_given(request.svg, "--svg")
-    found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
+    found = source.find(request.source).resized(nodes, per_node)
     layout = request.layout if request.layout != "auto" else found.layout
-    mtbf_s = _seconds(request.mtbf, "--mtbf")
-    setup = Setup(
-        found.profile,
-        found.ranks_per_node,
-        layout,
-        "auto",
-        mtbf_s,
-        values.aim(
-            *(found.aim, request.objective, None, None, request.protect),
-            values.low_rank(request.allow_approximate, None, None),
-        ),
-    )
+    mtbf_s = values.duration_s_if_given(request.mtbf, "--mtbf")
+    aim = values.aim(found.aim, request.objective, request.protect, values.low_rank(request.allow_approximate))
+    setup = Setup(found.profile, found.ranks_per_node, layout, "auto", mtbf_s, aim)
     trace = _trace(request, found.n_nodes, mtbf_s)
     answer = _ask(found.title, trace, setup, terms, policies)
     show(answer)
@@ -109,17 +70,13 @@ def _trace(request: ReplayRequest, n_nodes: int, mtbf_s: float | None) -> Trace:
         for given, option in ((request.repair, "--repair"), (request.transient or None, "--transient")):
             if given is not None:
                 raise UsageError(f"{option} is for failures that are drawn", f"with {', '.join(GENERATORS)}")
-        trace = traces.read(Path(request.trace), request.seed, request.trace_nodes)
+        trace = traces.read(request.trace, request.seed, request.trace_nodes)
         return trace.cut(n_nodes, request.days * DAY_S if request.days is not None else None)
     if mtbf_s is None:
         raise UsageError(f"{request.trace}: how often? --mtbf is missing", "the mean time between losses of the whole job: 6h")
     length_s = (request.days if request.days is not None else _DAYS) * DAY_S
-    repair_s = _seconds(request.repair, "--repair") or _REPAIR_S
+    repair_s = values.duration_s_if_given(request.repair, "--repair") or _REPAIR_S
     return GENERATORS[request.trace](Failures(n_nodes, length_s, mtbf_s, repair_s, request.transient, request.seed))
-
-
-def _seconds(text: str | None, option: str) -> float | None:
-    return None if text is None else values.duration_s(text, option)
 
 
 def _ask(name: str, trace: Trace, setup: Setup, terms: RestartCosts, policies: tuple[Policy, ...]) -> Answer:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+import configs
 from odyssey.codec import field_first, for_people
 from odyssey.errors import UsageError
 
@@ -77,18 +78,20 @@ class Trace(msgspec.Struct, frozen=True):
         return sum(change.kind is not NodeEventKind.RETURNED for change in self.changes)
 
 
-def read(path: Path, seed: int = 0, n_nodes: int | None = None) -> Trace:
-    """The trace in a file. `n_nodes`: of the cluster that it is of, where it names only those that failed.
+def read(text: str, seed: int = 0, n_nodes: int | None = None) -> Trace:
+    """The trace in a file, or the one that `configs/traces` has by this name. `n_nodes`: of the cluster that it is of, where it
+    names only those that failed.
 
     Raises UsageError that names file, line or field, and what was expected.
     """
+    known = {path.stem: path for path in sorted((Path(configs.__file__).parent / "traces").glob("*.csv"))}
+    path = Path(text)
     try:
-        data = path.read_bytes()
+        data = (known.get(text, path) if not path.exists() else path).read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}", "name a trace, a job's folder, or exponential, weibull, correlated"
-        ) from None
-    return parse(data, str(path), seed, n_nodes)
+        what = f"name a trace ({', '.join(known)}, or a file), a job's folder, or exponential, weibull, correlated"
+        raise UsageError(f"{path}: {error.strerror}", what) from None
+    return parse(data, text, seed, n_nodes)
 
 
 def parse(data: bytes, name: str, seed: int = 0, n_nodes: int | None = None) -> Trace:

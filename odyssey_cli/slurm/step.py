@@ -57,10 +57,6 @@ class Step(msgspec.Struct, frozen=True):
         return PORTS[number % len(PORTS)]
 
     @property
-    def has_one_agent(self) -> bool:
-        return len(self.hosts) == 1
-
-    @property
     def is_agent(self) -> bool:
         """The first task of each node is its agent."""
         return self.local_task == 0

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from odyssey.errors import UsageError
+from odyssey_cli.command_line.typed_requests import BatchRequest
 from odyssey_cli.command_line.values import duration_s
 
 SRUN = ("--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--cpu-bind=none")
@@ -20,40 +21,14 @@ _TIME = re.compile(r"\d+|\d+:\d{2}|\d+:\d{2}:\d{2}|\d+-\d{1,2}(?::\d{2}){0,2}", 
 _SIGNAL = re.compile(r"(?:[A-Z]+[0-9]?|\d{1,2})@\d{1,5}", re.ASCII)
 
 
-@dataclass(frozen=True)
-class BatchRequest:
-    """What `odyssey slurm` was asked for. `command`: what stands behind `odyssey run`.
-
-    `nodes`: `4`, or `2-4` for what can be had. `time`: as SLURM takes it, or with units: `90m`, `1d12h`. `elastic`: so many
-    nodes are enough to go on with; None for all. `requeue`: at most so many times, where the time is over or the nodes are
-    taken away; None for never. `signal`: NAME@SECONDS, sent to the ranks so long before the time is over. `more`: other
-    options of sbatch.
-    """
-
-    command: tuple[str, ...]
-    script: str
-    nodes: str = "1"
-    gpus_per_node: str = ""
-    cpus_per_task: int | None = None
-    time: str = ""
-    partition: str = ""
-    account: str = ""
-    job_name: str = ""
-    output: str = "%x-%j.out"
-    elastic: int | None = None
-    requeue: int | None = None
-    signal: str = ""
-    more: tuple[str, ...] = ()
+def batch_script(request: BatchRequest, command: Sequence[str], script: str) -> str:
+    """`command`: what stands behind `odyssey run`; `script` is in it. Raises UsageError for what SLURM would not take."""
+    return "\n".join([*_head(request, script), "", *_body(request, command), ""])
 
 
-def batch_script(request: BatchRequest) -> str:
-    """Raises UsageError for what SLURM would not take."""
-    return "\n".join([*_head(request), "", *_body(request), ""])
-
-
-def _head(request: BatchRequest) -> list[str]:
+def _head(request: BatchRequest, script: str) -> list[str]:
     options = {
-        "job-name": request.job_name or _name_of(request.script),
+        "job-name": request.job_name or _name_of(script),
         "nodes": _nodes(request)[0],
         "ntasks-per-node": "1",
         "gpus-per-node": request.gpus_per_node,
@@ -67,11 +42,11 @@ def _head(request: BatchRequest) -> list[str]:
     lines = [f"--{name}={_word(name, value)}" for name, value in options.items() if value]
     lines += ["--no-kill"]
     lines += ["--requeue", "--open-mode=append"] if request.requeue is not None else ["--no-requeue"]
-    lines += [_word("sbatch", option) for option in request.more]
+    lines += [_word("sbatch", option) for option in request.sbatch or ()]
     return ["#!/bin/bash", *(f"#SBATCH {line}" for line in lines)]
 
 
-def _body(request: BatchRequest) -> list[str]:
+def _body(request: BatchRequest, command: Sequence[str]) -> list[str]:
     agents = []
     if request.elastic is not None:
         least = _nodes(request)[1]
@@ -93,7 +68,7 @@ def _body(request: BatchRequest) -> list[str]:
         "",
         "# A task or a node that is lost is not the end of the others.",
         f"srun {' '.join((*SRUN, *cpus))} \\",
-        "    " + " ".join(["odyssey run", '--json-report "$report"', *agents, shlex.join(request.command)]),
+        "    " + " ".join(["odyssey run", '--json-report "$report"', *agents, shlex.join(command)]),
         "code=$?",
         "",
         "# srun's exit code is the worst of all tasks, lost ones as well: what counts is how the training ended.",

@@ -7,6 +7,6 @@ terminal.py the picture as text
 svg.py      the picture as SVG
 trace.py    the picture as a trace for Perfetto
 change.py   the layouts before and after a change, and what has changed in words; change_svg.py: as SVG
-svg_frame.py     what SVG pictures lie on
+svg_frame.py     what SVG pictures are made of
 save.py     pictures and traces in files
 """

@@ -8,7 +8,7 @@ from launcher.joblog.wording import ranks_text
 from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.display import quantities
 from odyssey_cli.timeline.change import Cell, ChangeRow, Layout, Look
-from odyssey_cli.timeline.svg_frame import WIDTH, card, escaped, text
+from odyssey_cli.timeline.svg_frame import WIDTH, card, escaped, legend, text
 
 _LEFT, _RIGHT = 148, 16
 _ROOM = WIDTH - _LEFT - _RIGHT
@@ -113,15 +113,7 @@ def _fitting(texts: Sequence[str], width: float) -> str:
 
 def _legend(panels: Sequence[Layout], y: float) -> tuple[list[str], float]:
     cells = [cell for panel in panels for row in panel.rows for cell in row.cells]
-    entries = [(_CLASSES[look], str(look)) for look in Look if any(cell.look is look for cell in cells)]
+    entries = [([_CLASSES[look]], str(look)) for look in Look if any(cell.look is look for cell in cells)]
     if any(cell.new for cell in cells):
-        entries.append(("new", _TAKEN))
-    parts, x = [], 16.0
-    for name, words in entries:
-        if x + 20 + len(words) * _LETTER > WIDTH - 16:
-            x, y = 16.0, y + 18
-        top, height = (y - 4, 4) if name == "new" else (y - 9, 11)
-        parts.append(f'<rect class="{name}" x="{x:.1f}" y="{top:.1f}" width="14" height="{height}" rx="2"/>')
-        parts.append(text(x + 19, y, words))
-        x += 19 + len(words) * _LETTER + 12
-    return parts, y
+        entries.append((["new"], _TAKEN))
+    return legend(entries, y, "new")

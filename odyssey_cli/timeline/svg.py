@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from odyssey_cli.display import quantities
 from odyssey_cli.timeline.legend import REROUTED, has_rerouted, kinds_in, tick_label, ticks
 from odyssey_cli.timeline.picture import COMPUTATIONS, Bar, OpKind, Panel, Picture, WorkerRow
-from odyssey_cli.timeline.svg_frame import WIDTH, card, text
+from odyssey_cli.timeline.svg_frame import WIDTH, card, legend, text
 
 _LEFT, _RIGHT = 128, 16
 """Beside the bars: labels, margin."""
@@ -15,8 +15,6 @@ _ROOM = WIDTH - _LEFT - _RIGHT
 _ROW, _GAP = 15, 5
 """Pixels of a row, and between two pipelines."""
 _BAR = 13
-_LETTER = 6.0
-"""About the width of a letter of 11 px, for the legend."""
 _DIGIT = 5.2
 """About the width of a digit of 8.5 px, to know whether a number fits its bar."""
 
@@ -131,26 +129,8 @@ def _class(bar: Bar) -> str:
 
 
 def _legend(picture: Picture, y: float) -> tuple[list[str], float]:
-    entries = [(_CLASSES[kind], str(kind)) for kind in kinds_in(picture)]
+    entries = [([_CLASSES[kind]], str(kind)) for kind in kinds_in(picture)]
     if has_rerouted(picture):
         rerouted = {bar.kind for bar in picture.bars if bar.is_rerouted}
-        classes = [_CLASSES[kind] for kind in COMPUTATIONS.values() if kind in rerouted]
-        entries.append((" ".join(f"r.{name}" for name in classes), REROUTED))
-    entries.append(("idle", "waits"))
-    parts, x = [], 16.0
-    for classes_text, words in entries:
-        names = [name.replace(".", " ") for name in classes_text.split()]
-        length = 16 * len(names) + len(words) * _LETTER + 16
-        if x + length > WIDTH - 16:
-            x, y = 16.0, y + 18
-        for name in names:
-            parts.append(_swatch(name, x, y))
-            x += 15
-        parts.append(text(x + 3, y, words))
-        x += length - 15 * len(names)
-    return parts, y
-
-
-def _swatch(name: str, x: float, y: float) -> str:
-    top, height = (y - 4, 3) if name == "g" else (y - 9, 10)
-    return f'<rect class="{name}" x="{x:.1f}" y="{top:.1f}" width="13" height="{height}"/>'
+        entries.append(([f"r {_CLASSES[kind]}" for kind in COMPUTATIONS.values() if kind in rerouted], REROUTED))
+    return legend([*entries, (["idle"], "waits")], y, "g")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import heapq
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
@@ -26,8 +25,6 @@ MOST_PAIRS = 128
 """Classes of pairs that are planned for, whatever their number."""
 MOST_WEIGHED = 4000
 """Pairs that are looked at to find the largest classes."""
-
-_WORKERS = re.compile(r"\b(workers? )(\d+(?:, \d+)*)")
 
 
 class LossKind(enum.IntEnum):
@@ -72,21 +69,14 @@ def losses(alike: LossClasses, may_respawn: bool) -> dict[bytes, Loss]:
 def answer_for(candidates: Sequence[Candidate], names: Mapping[Worker, Worker], generation: int, step: int) -> list[Candidate]:
     """A table for one loss as that for another one of its class, to go on from this step in this generation.
 
-    Prices, outlooks and reasons are the same ones; where a reason tells of a worker that has its new name.
+    Prices, outlooks and reasons are the same ones: a reason tells of places in the plan, and names no worker.
     """
-
-    def reworded(reason: str) -> str:
-        return _WORKERS.sub(lambda found: found[1] + ", ".join(map(str, sorted(map(name, found[2].split(", "))))), reason)
-
-    def name(number: str) -> Worker:
-        worker = Worker(int(number))
-        return names.get(worker, worker)
 
     def of(candidate: Candidate) -> Candidate:
         plan = candidate.plan
         if plan is not None:
             plan = replace(renamed(plan, names) if names else plan, generation=generation, step=step)
-        return replace(candidate, plan=plan, reason=reworded(candidate.reason))
+        return replace(candidate, plan=plan)
 
     return list(map(of, candidates))
 

@@ -324,10 +324,11 @@ def _priced(situation: Situation, proposal: Proposal) -> Candidate:
     limit = situation.profile.cluster.memory_bytes
     if estimate.peak_bytes > limit:
         needs, may_take = _sizes(estimate.peak_bytes, limit)
-        reason = f"needs {needs} on worker {priced.peak_worker}, it may take {may_take}"
+        p, s = plan.place[priced.peak_worker]
+        reason = f"needs {needs} on pipeline {p} stage {s}, a worker may take {may_take}"
         return Candidate(proposal.strategy, None, estimate, reason)
     if situation.profile.is_whole and len(plan.idle) > situation.n_spares:
-        return Candidate(proposal.strategy, None, estimate, f"worker {plan.idle[0]} has no work, and its script uses the model")
+        return Candidate(proposal.strategy, None, estimate, "a worker has no work, and its script uses the model")
     return Candidate(proposal.strategy, plan, estimate, "", spread=spread_of(situation.profile.errors))
 
 

@@ -191,7 +191,7 @@ class Near:
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """A plan of a strategy, or, with `plan` None, the reason why it has none."""
+    """A plan of a strategy, or, with `plan` None, the reason why it has none; no worker is named, as alike losses share it."""
 
     strategy: str
     plan: Plan | None

@@ -4,8 +4,9 @@
 
 Each rank writes what it has seen of every step into FOLDER/RANK.jsonl, and its model into FOLDER/RANK.pt at the end. At its
 points a rank ends itself: before its forward, in its backward, behind it, behind the optimizer's step, before a metric is
-reduced; as it comes to the commit point of its backward, and right behind that. At `misses_commit` it lives, and does not get
-the result of its commit point.
+reduced; when it has the sums of its backward, before DDP has them and right behind that; as it hands them on, or has got the
+first of those that are handed on to it; as it comes to the first commit point of the step, if there is one, and right behind
+that. At `misses_sums` and `misses_commit` it lives, and does not get its sums, or the result of its commit point.
 """
 
 from __future__ import annotations
@@ -138,29 +139,56 @@ class Points:
     def _is_at(self, point: str) -> bool:
         return (self.step, point) in self._at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 
-    def in_commits(self) -> None:
-        from odyssey.replicas.replica import Replica
+    def misses(self, what: str) -> None:
         from odyssey.runtime.cut import Cut
+
+        if self._is_at(what):
+            self._at.remove((self.step, what))
+            raise Cut("a connection ended")
+
+    def in_commits(self) -> None:
         from odyssey.runtime.session import Session
 
-        agree, make, kinds = Session._agree, Replica._make, [""]
+        agree = Session._agree
+
+        def agreed(self_: Any, at: str, values: Any) -> Any:
+            self.here("at_commit")
+            found = agree(self_, at, values)
+            self.here("after_commit")
+            self.misses("misses_commit")
+            return found
+
+        Session._agree = agreed  # type: ignore[method-assign]
+
+    def in_sums(self) -> None:
+        from odyssey.replicas import replica
+        from odyssey.replicas.replica import Member, Replica
+
+        wait, make, send_on, kinds = Member.wait, Replica._make, replica._send_on, [""]
+
+        def waited(self_: Any, works: Any) -> None:
+            wait(self_, works)
+            if kinds[0] == "backward":
+                self.here("at_sums")
+                self.misses("misses_sums")
 
         def made(self_: Any, kind: str, operations: Any) -> None:
             kinds[0] = kind
             make(self_, kind, operations)
+            if kind == "backward":
+                self.here("after_sums")
 
-        def agreed(self_: Any, at: str, values: Any) -> Any:
-            if kinds[0] == "backward":
-                self.here("at_commit")
-            found = agree(self_, at, values)
-            if kinds[0] == "backward":
-                self.here("after_commit")
-                if self._is_at("misses_commit"):
-                    self._at.remove((self.step, "misses_commit"))
-                    raise Cut("a connection ended")
-            return found
+        def sent_on(groups: Any, giver: Any, tensor: Any) -> Any:
+            work = send_on(groups, giver, tensor)
+            if groups.me == giver:
+                work.wait()
+                self.here("giving")
+            else:
+                groups.wait(work.wait)
+                self.here("receiving")
+            return work
 
-        Replica._make, Session._agree = made, agreed  # type: ignore[method-assign]
+        Member.wait, Replica._make, replica._send_on = waited, made, sent_on  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:
@@ -168,8 +196,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     points = Points(rank, texts)
-    if any("commit" in text for text in texts):
+    if texts:
         points.in_commits()
+        points.in_sums()
     mine = sampler(rank, world)
     net = model(variant)
     net.body[0].weight.register_hook(lambda gradient: points.here("in_backward"))

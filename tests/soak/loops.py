@@ -42,7 +42,10 @@ VARIANTS = {
     ),
 }
 POINTS = {
-    "ddp": ("before_forward", "in_backward", "at_commit", "after_commit", "after_backward", "after_step", "before_metric"),
+    "ddp": (
+        *("before_forward", "in_backward", "at_sums", "after_sums", "at_commit", "after_commit"),
+        *("after_backward", "after_step", "before_metric"),
+    ),
     "resilient": ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop"),
 }
 N_EPOCHS, N_STEPS = 12, 250
@@ -109,8 +112,17 @@ def draw(kind: str, seed: int) -> Case:
             strikes.append(Strike(rank, rng.randint(1, n_units), rng.random() * 0.05, sign))
     if len(strikes) > 1 and rng.random() < 0.3:  # together
         strikes = [Strike(each.rank, strikes[0].after, strikes[0].delay_s, each.signal) for each in strikes]
+    if kind == "ddp" and rng.random() < 0.5:
+        points += _lacking_sums(rng, n_ranks, victims[0], rng.randint(0, n_steps))
     returns = kind == "ddp" or rng.random() < 0.7
     return Case(kind, seed, rng.choice(VARIANTS[kind]), n_ranks, tuple(strikes), tuple(points), returns)
+
+
+def _lacking_sums(rng: random.Random, n_ranks: int, victim: int, step: int) -> list[str]:
+    """Some ranks lack the sums of a step that others may have, and while these hand them on, one is lost."""
+    lacking = rng.sample(range(n_ranks), rng.randint(1, n_ranks))
+    end = rng.choice(("after_sums", "giving", "receiving"))
+    return [*(f"{rank}:{step}:misses_sums" for rank in lacking), f"{victim}:{step}:{end}"]
 
 
 def run(case: Case, folder: Path) -> Outcome:

@@ -192,7 +192,10 @@ def test_a_plan_that_fails_in_its_price_costs_its_row(drop_in: Callable[[str], P
     assert [row for row in after if row.strategy != "toy"] == before
 
 
-@pytest.mark.parametrize("part", ["uneven", "split", "protected", "improved", "prove", "are_as_good", "worth_spread", "Ahead"])
+@pytest.mark.parametrize(
+    "part",
+    ["with_cut_micro_batches", "in_halves", "protected", "improved", "prove", "are_as_good", "worth_spread", "Ahead"],
+)
 def test_whatever_fails_behind_the_strategies_the_job_goes_on(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     def fail(*_: object, **__: object) -> None:
         raise IndexError("list index out of range")

@@ -313,4 +313,4 @@ def test_memory_that_cannot_suffice_is_the_reason() -> None:
     tight = profile(rows, 8, memory_bytes=1_050_000_000)
     table = search(situation(tight, plan, without(plan, 1)), "reroute")
     assert table[0].plan is None and table[0].estimate is not None
-    assert table[0].reason == "needs 1.10 GB on worker 0, it may take 1.05 GB"
+    assert table[0].reason == "needs 1.10 GB on pipeline 0 stage 0, a worker may take 1.05 GB"

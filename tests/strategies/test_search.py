@@ -69,11 +69,11 @@ def test_strategies_without_a_plan_say_why() -> None:
     assert reasons(table) == {
         "neighbour": exact,
         "redundant": none,
-        "respawn": "the slots of workers 0, 5 are gone or have no restarts left (--max-restarts)",
+        "respawn": "the slots of the 2 lost workers are gone or have no restarts left (--max-restarts)",
         "shrink": "every pipeline has lost a worker",
     }
     one = reasons(search(situation(of, plan, without(plan, 5))))
-    gone = "the slot of worker 5 is gone or has no restarts left (--max-restarts)"
+    gone = "the slot of the lost worker is gone or has no restarts left (--max-restarts)"
     assert one == {"neighbour": exact, "redundant": none, "respawn": gone}
 
 

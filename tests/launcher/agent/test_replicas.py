@@ -27,8 +27,8 @@ COLLECTIVES = (
 POINTS = (
     "before_forward",
     "in_backward",
-    "at_commit",
-    "after_commit",
+    "at_sums",
+    "after_sums",
     "after_backward",
     "after_step",
     "before_metric",
@@ -71,7 +71,7 @@ def test_nothing_is_lost_and_nothing_changes(variant: str, tmp_path: Path) -> No
     assert len(ran.all(GenerationStarted)) == 1
 
 
-@pytest.mark.parametrize("point", quick(POINTS, "in_backward", "at_commit", "after_step"))
+@pytest.mark.parametrize("point", quick(POINTS, "in_backward", "at_sums", "after_step"))
 def test_survivors_go_on_wherever_a_rank_is_lost(point: str, tmp_path: Path) -> None:
     ran = run(tmp_path, "plain", f"2:3:{point}")
     assert_exact(ran, tmp_path, "plain", {2})
@@ -85,7 +85,7 @@ def test_whatever_ddp_does_beside(variant: str, tmp_path: Path) -> None:
 
 
 def test_all_but_the_first_are_lost_one_after_the_other(tmp_path: Path) -> None:
-    ran = run(tmp_path, "plain", "1:0:in_backward", "2:1:at_commit", "3:11:after_step")
+    ran = run(tmp_path, "plain", "1:0:in_backward", "2:1:at_sums", "3:11:after_step")
     assert_exact(ran, tmp_path, "plain", {1, 2, 3})
     assert {unit.result.kind for unit in ran.all(Committed)} == {"backward"}
     assert {unit.rank for unit in ran.all(Committed)} == {0}
@@ -96,11 +96,55 @@ def test_two_are_lost_at_once(tmp_path: Path) -> None:
     assert_exact(ran, tmp_path, "plain", {1, 3})
 
 
+@pytest.mark.parametrize("point", ["at_commit", "after_commit"])
+def test_who_is_lost_at_a_commit_point(point: str, tmp_path: Path) -> None:
+    """Of the buffers that DDP broadcasts."""
+    ran = run(tmp_path, "batchnorm", f"2:3:{point}")
+    assert_exact(ran, tmp_path, "batchnorm", {2})
+
+
 @pytest.mark.parametrize("kill", [(), ("2:3:after_commit",)])
 def test_who_lacks_the_result_that_others_have_takes_it_over(kill: tuple[str, ...], tmp_path: Path) -> None:
-    ran = run(tmp_path, "plain", "1:3:misses_commit", *kill)
-    assert_exact(ran, tmp_path, "plain", {2} if kill else ())
+    ran = run(tmp_path, "batchnorm", "1:3:misses_commit", *kill)
+    assert_exact(ran, tmp_path, "batchnorm", {2} if kill else ())
     assert {paused.phase for paused in ran.all(Paused) if paused.rank == 1} >= {"contributed"}
+
+
+LACK = "{}:3:misses_sums"
+HANDED_ON = {
+    "to one that only lost a connection": (LACK.format(1),),
+    "to two, by the one that is left": (LACK.format(1), LACK.format(3), "2:3:after_sums"),
+    "to all others": (LACK.format(1), LACK.format(2), LACK.format(3)),
+    "to the first": (LACK.format(0),),
+    "to the first, and who has it is lost": (LACK.format(0), LACK.format(1), "2:3:after_sums"),
+    "by the first of two that have it, which is lost on the way": (LACK.format(0), LACK.format(2), "1:3:giving"),
+    "by the only one that has it, which is lost on the way": (LACK.format(0), LACK.format(2), LACK.format(3), "1:3:giving"),
+    "to two, of which one is lost on the way": (LACK.format(1), LACK.format(2), "2:3:receiving"),
+    "by the second, as the first is lost, and one who receives": (
+        *(LACK.format(0), LACK.format(3)),
+        *("1:3:giving", "3:3:receiving"),
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", ["clip", pytest.param("view", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("points", [pytest.param(points, id=name) for name, points in HANDED_ON.items()])
+def test_sums_that_some_have_are_handed_on(points: tuple[str, ...], variant: str, tmp_path: Path) -> None:
+    """I14: who lacks them has the same model then, to the bit, whatever clipping has made of the others' gradients."""
+    ran = run(tmp_path, variant, *points)
+    lack = {int(point[0]) for point in points if point.endswith("misses_sums")}
+    assert_exact(ran, tmp_path, variant, {int(point[0]) for point in points if not point.endswith("misses_sums")})
+    first = {paused.rank: paused for paused in reversed(ran.all(Paused))}
+    newest = max(paused.passed.position for paused in first.values() if paused.passed is not None)
+    assert {rank for rank, paused in first.items() if paused.position == newest and paused.phase == "compute"} == lack
+    assert all(paused.hands_on for rank, paused in first.items() if rank not in lack)
+
+
+def test_sums_that_nobody_alive_has_are_made_anew(tmp_path: Path) -> None:
+    ran = run(tmp_path, "clip", "2:3:after_sums", *(LACK.format(rank) for rank in (0, 1, 3)))
+    assert_exact(ran, tmp_path, "clip", {2})
+    made_by = [line["by"] for line in logs(tmp_path / "out")[0][:-1]]
+    assert made_by == [4, 4, 4] + [3] * (len(made_by) - 3)
 
 
 def test_all_start_again_without_the_rank_that_speaks_for_them(tmp_path: Path) -> None:
@@ -203,7 +247,8 @@ def test_the_example_goes_on_and_learns(tmp_path: Path) -> None:
     )
     assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
     lines = [line.split() for line in ran.text().splitlines()]
-    assert [int(line[-2]) for line in lines] == [4] + [3] * 7
+    n_there = [int(line[-2]) for line in lines]  # the agent hears of a step when it is over, and ranks train on meanwhile
+    assert len(lines) == 8 and n_there == sorted(n_there, reverse=True) and set(n_there) == {4, 3}
     assert float(lines[-1][3].rstrip(",")) < 0.5 < float(lines[0][3].rstrip(","))
 
 

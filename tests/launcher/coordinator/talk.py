@@ -5,7 +5,7 @@ join 0 1 (job=2 replicas=yes)  these ranks are there     progress 0      the fir
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
                                                          (takes=9: s after a step of 1 s), noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; g=1)
-paused 1 5 compute  (held=0-2 passed=backward)           lost 2 signal (slot), exit 0, fail 1, finish 0
+paused 1 5 compute  (held=0-2 passed=backward hands=yes) lost 2 signal (slot), exit 0, fail 1, finish 0
 tick, broken 1, stop, leads 7                            pass 60         seconds
 leave 2 (certain within=60)                              expired         the time that a notice gave
 connected 0 1 (problem=gone attempt=1)                   all that are awaited, if none is named
@@ -80,6 +80,7 @@ from odyssey.protocol.messages import (
     Finish,
     Finished,
     Go,
+    HandOn,
     Hello,
     LayerSpec,
     ModelSpec,
@@ -244,7 +245,8 @@ class Talk:
                     held = tuple(range(int(first), int(last or first) + 1)) if first else ()
                 position = int(t), int(k or 0)
                 passed = Result((position[0] - 1, 0), options["passed"]) if "passed" in options else None
-                yield Paused(rank, of, position, plain[2] if len(plain) > 2 else "compute", held, passed=passed)
+                phase, hands_on = plain[2] if len(plain) > 2 else "compute", "hands" in options
+                yield Paused(rank, of, position, phase, held, passed=passed, hands_on=hands_on)
             case "connected":
                 recovery = self.state.recovery if isinstance(self.state, JobState) else Recovering()
                 for rank in ranks or sorted(recovery.unconnected):
@@ -354,6 +356,8 @@ def _order_text(order: object) -> str:
             return f"connect({g}, attempt {number})"
         case Prepare(generation=g, results=results):
             return f"prepare({g}, results {_results(results)})"
+        case HandOn(generation=g, giver=giver, takers=takers, result=result):
+            return f"hand on({g}, {_results((result,))}, {giver} to {' '.join(map(str, takers))})"
         case Go(generation=g):
             return f"go({g})"
         case Finish(generation=g, results=results):

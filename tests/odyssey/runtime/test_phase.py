@@ -259,7 +259,7 @@ STEPS = {
     "left": Phase.left,
     "over": Phase.over,
     "preparing": lambda phase: phase.preparing(1),
-    "measured": Phase.measured,
+    "served": Phase.served,
     "rebuilt": lambda phase: phase.rebuilt(False),
     "ready": Phase.ready,
     "running": lambda phase: phase.running(1),

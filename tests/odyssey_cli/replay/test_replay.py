@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,51 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import paper
 from odyssey_cli.__main__ import main
-from odyssey_cli.replay.generators import GENERATORS, Failures
-from odyssey_cli.replay.ledger import Doing, Totals
-from odyssey_cli.replay.outcome import Outcome
 from odyssey_cli.replay.policies import named
-from odyssey_cli.replay.published import regrouped
 from odyssey_cli.replay.recorded import compare
 from odyssey_cli.replay.restart_costs import RestartCosts
-from odyssey_cli.replay.simulated_job import Setup
-from odyssey_cli.replay.starts import Starts, step_s
-from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
-from perfmodel.profile.profile import Recovery, write
-from strategies.situation import Aim, Protect
+from odyssey_cli.replay.traces import NodeEventKind, Trace
+from perfmodel.profile.profile import write
 from tests import job_events
 from tests.examples import examples
 from tests.launcher.coordinator.talk import Talk
-from tests.planning import layer, profile
-
-RECOVERY = Recovery(
-    detect_s=0.5, pause_s=0.25, spawn_s=4.0, groups_base_s=0.25, groups_member_s=0.0, warm_up_s=1.0, move_layer_s=0.0
-)
-NEVER = 1e9
-
-
-def outcome(
-    policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, terms: RestartCosts, n_layers: int = 4
-) -> Outcome:
-    """Layers take one second forward and two backward, which is not split; nothing else costs anything but a recovery."""
-    layers = [layer(str(i), 1.0, 2.0, 0.0) for i in range(n_layers)]
-    setup = Setup(profile(layers, batch, ranks_per_node=1, recovery=RECOVERY), 1, layout, aim=Aim(protect=Protect.NONE))
-    starts = Starts(setup, n_nodes)
-    with_all = starts.on(n_nodes)
-    assert with_all is not None
-    result = named([policy])[0].live(trace, setup, starts, terms, lambda at_s: None)
-    return Outcome(policy, "", trace.length_s, step_s(with_all), result)
-
-
-def trace(n_nodes: int, length_s: float, *changes: tuple[float, int, NodeEventKind]) -> Trace:
-    return Trace("t", "", n_nodes, length_s, tuple(Change(*change) for change in changes))
-
-
-def assert_totals(totals: Totals, **seconds: float) -> None:
-    assert {name: getattr(totals, name) for name in seconds} == pytest.approx(seconds)
-    assert totals.all_s == pytest.approx(sum(seconds.values())), "and nothing else"
+from tests.replays import NEVER, assert_time_is_whole, assert_totals, drawn_traces, outcome, trace
 
 
 def test_one_loss_of_four_workers_by_hand() -> None:
@@ -161,7 +125,7 @@ def test_without_enough_nodes_a_job_waits() -> None:
     assert found.totals.useful_s == pytest.approx(100 - 70 - 10 - 1.25)
 
 
-# -- as published systems do it ----------------------------------------------------------------------------------------
+# -- under torchrun ----------------------------------------------------------------------------------------------------
 
 
 def test_torchrun_by_hand() -> None:
@@ -175,88 +139,15 @@ def test_torchrun_by_hand() -> None:
     assert found.result.n_returns == 2
 
 
-def test_varuna_saves_before_it_starts_again_for_more_nodes() -> None:
-    terms = RestartCosts(save_s=2, restart_s=10, every_s=NEVER)
-    changes = trace(2, 216 + 24, (100, 1, NodeEventKind.LOST), (150, 1, NodeEventKind.RETURNED))
-    found = outcome("varuna", "auto", 2, 4, changes, terms)
-
-    # all of the first 100 s is redone; 48 s steps from 110 on, the one that runs at 150 is done at 158; 24 s steps from 170 on
-    useful = 24 + (240 - 170)
-    assert_totals(found.totals, useful_s=useful, slower_s=24, redone_s=100, restart_s=20, checkpoint_s=2)
-
-
-def test_oobleck_shortens_pipelines_and_copies_nothing_from_the_disk() -> None:
-    changes = trace(6, 1000, (100, 5, NodeEventKind.LOST), (500, 5, NodeEventKind.RETURNED))
-    found = outcome("oobleck", "2x3", 6, 12, changes, RestartCosts(every_s=NEVER))
-
-    assert [decision.then for decision in found.result.decisions] == ["2x3", "3+2", "2x3"]
-    assert found.totals.transition_s == pytest.approx(2 * 2.0), "the model has no bytes: the least that its artifact has"
-    assert found.result.n_returns == 0 and found.totals.restart_s == 0
-
-
-@pytest.mark.parametrize(
-    ("rows", "spare", "expected"),
-    [
-        ([[0, 1, 2, 3], [4, 5], [6, 7, 8]], [], [[3, 4, 5], [0, 1, 2], [6, 7, 8]]),
-        ([[0, 1, 2], [4, 5]], [9], [[4, 5, 9], [0, 1, 2]]),
-        ([[0, 1, 2], [4, 5]], [], [[0, 1, 2, 4, 5]]),
-        ([[0, 1], []], [], []),
-    ],
-    ids=["borrow", "spare", "merge", "too few"],
-)
-def test_oobleck_borrows_then_merges(rows: list[list[int]], spare: list[int], expected: list[list[int]]) -> None:
-    assert sorted(map(sorted, regrouped(rows, spare, 3))) == sorted(map(sorted, expected))
-
-
-def test_recycle_reroutes_and_takes_a_returned_node_in_its_old_place() -> None:
-    changes = trace(4, 1000, (100, 3, NodeEventKind.LOST), (500, 3, NodeEventKind.RETURNED))
-    found = outcome("recycle", "2x2", 4, 8, changes, RestartCosts(every_s=NEVER))
-    alone = outcome("reroute", "2x2", 4, 8, changes, RestartCosts(every_s=NEVER))
-
-    assert [decision.then for decision in found.result.decisions] == ["2x2", "2x2 -1", "2x2"]
-    assert found.result.decisions[1].step_s == alone.result.decisions[1].step_s
-    assert found.totals.restart_s == 0
-
-
 # -- what must hold of all ---------------------------------------------------------------------------------------------
 
 POLICIES = [policy.name for policy in named(())]
 
 
 @settings(max_examples=examples(25))
-@given(
-    policy=st.sampled_from(POLICIES),
-    generator=st.sampled_from(sorted(GENERATORS)),
-    mtbf_s=st.sampled_from([30.0, 300.0, 3000.0]),
-    transient=st.sampled_from([0.0, 0.7]),
-    seed=st.integers(0, 1000),
-)
-def test_useful_and_lost_time_are_all_of_it(policy: str, generator: str, mtbf_s: float, transient: float, seed: int) -> None:
-    drawn = GENERATORS[generator](Failures(6, 10_000.0, mtbf_s, 600.0, transient, seed))
-    found = outcome(policy, "auto", 6, 12, drawn, RestartCosts(save_s=3, restart_s=20))
-
-    stretches = found.result.stretches
-    assert stretches[0].start_s == 0 and stretches[-1].end_s == 10_000
-    assert all(a.end_s == b.start_s and a.end_s > a.start_s for a, b in pairwise(stretches)), (
-        "one after the other, without gaps"
-    )
-    assert found.totals.all_s == pytest.approx(10_000)
-    assert 0 <= found.useful <= 1 + 1e-9, "nothing beats all nodes without failures"
-    assert sum(found.over_time(7)) / 7 == pytest.approx(found.useful)
-    assert all(stretch.step_s > 0 for stretch in stretches if stretch.doing is Doing.TRAINING)
-
-
-def test_the_published_evaluations_lose_what_they_say() -> None:
-    fallen = paper.falling(1800.0, seed=0)
-    assert len({change.node for change in fallen.changes}) == fallen.n_losses == 16
-    assert fallen.length_s == 17 * 1800.0
-
-    back = paper.returning(1800.0, seed=0)
-    n_away, away_s = 0, 0.0
-    for change, until in pairwise([*back.changes, Change(back.length_s, 0, NodeEventKind.LOST)]):
-        n_away += 1 if change.kind is NodeEventKind.LOST else -1
-        away_s += n_away * (until.at_s - change.at_s)
-    assert away_s / back.length_s == pytest.approx(2, abs=1)
+@given(policy=st.sampled_from(POLICIES), drawn=drawn_traces())
+def test_useful_and_lost_time_are_all_of_it(policy: str, drawn: Trace) -> None:
+    assert_time_is_whole(outcome(policy, "auto", 6, 12, drawn, RestartCosts(save_s=3, restart_s=20)))
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
 from odyssey_cli.replay.generators import GENERATORS, SHAPE, Failures
-from odyssey_cli.replay.traces import Change, NodeEventKind, Trace, at_once, parse, read
+from odyssey_cli.replay.traces import DAY_S, Change, NodeEventKind, Trace, at_once, parse, read
 from tests.examples import examples
 
 FOLDER = Path(__file__).parent / "traces"
@@ -34,7 +34,7 @@ def there_at(trace: Trace, at_s: float) -> int:
 
 
 def test_faults_of_a_cluster() -> None:
-    trace = read(FOLDER / "infinitehbd.json")
+    trace = read(str(FOLDER / "infinitehbd.json"))
 
     first = [change for change in trace.changes if change.at_s == 3.8955 * 86400]
     assert [change.kind for change in first] == [NodeEventKind.LOST, NodeEventKind.LOST]
@@ -44,11 +44,11 @@ def test_faults_of_a_cluster() -> None:
 
 
 def test_nodes_that_never_failed_are_known_by_their_number_only() -> None:
-    trace = read(FOLDER / "infinitehbd.json", seed=3, n_nodes=400)
+    trace = read(str(FOLDER / "infinitehbd.json"), seed=3, n_nodes=400)
 
     assert trace.n_nodes == 400
-    assert trace == read(FOLDER / "infinitehbd.json", seed=3, n_nodes=400)
-    assert trace.changes != read(FOLDER / "infinitehbd.json", seed=4, n_nodes=400).changes
+    assert trace == read(str(FOLDER / "infinitehbd.json"), seed=3, n_nodes=400)
+    assert trace.changes != read(str(FOLDER / "infinitehbd.json"), seed=4, n_nodes=400).changes
 
 
 def test_two_faults_of_a_node_are_one_loss() -> None:
@@ -69,7 +69,7 @@ def test_two_faults_of_a_node_are_one_loss() -> None:
 
 
 def test_spot_instances_take_the_places_of_those_that_went() -> None:
-    trace = read(FOLDER / "parcae.csv")
+    trace = read(str(FOLDER / "parcae.csv"))
 
     instances: dict[str, None] = {}
     for line in (FOLDER / "parcae.csv").read_text().splitlines():
@@ -152,10 +152,23 @@ def test_what_is_wrong_is_said_with_its_place(text: str, where: str) -> None:
     assert caught.value.help
 
 
+def test_a_trace_of_configs_is_found_by_its_name_and_a_file_of_that_name_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """InfiniteHBD's: 584 faults of 231 of 400 servers in 348 days, of which two began while another lasted."""
+    monkeypatch.chdir(tmp_path)
+    trace = read("infinitehbd-400")
+    assert (trace.name, trace.n_nodes, trace.n_losses, trace.length_s // DAY_S) == ("infinitehbd-400", 400, 582, 348)
+    assert len({change.node for change in trace.changes}) == 231
+
+    (tmp_path / "infinitehbd-400").write_text("0,0,lost\n10,0,returned\n")
+    assert read("infinitehbd-400").n_nodes == 1
+
+
 def test_a_file_that_is_none_is_one_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(UsageError, match=str(path)):
-            read(path)
+            read(str(path))
 
 
 def check(data: bytes) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from odyssey.errors import UsageError
+from odyssey_cli.command_line.typed_requests import BatchRequest
 from odyssey_cli.commands import execute
-from odyssey_cli.submission.batch import BatchRequest, batch_script
+from odyssey_cli.submission.batch import batch_script
 from tests import ROOT
 
 CONFIGS = ROOT / "configs" / "slurm"
@@ -81,7 +82,7 @@ def test_arguments_come_to_the_script_as_they_were_given(capsys: pytest.CaptureF
     ("given", "expected"), [("90m", "01:30:00"), ("1d12h", "1-12:00:00"), ("30", "30"), ("2-0", "2-0"), ("10s", "00:01:00")]
 )
 def test_a_time_is_written_as_slurm_reads_it(given: str, expected: str) -> None:
-    assert f"--time={expected}" in options_of(batch_script(BatchRequest(("x.py",), "x.py", time=given)))
+    assert f"--time={expected}" in options_of(batch_script(BatchRequest(["x.py"], time=given), ["x.py"], "x.py"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ SUCCEEDED = 'echo \'{\n  "status": "succeeded"\' > odyssey-logs/7-0.json;'
     ],
 )
 def test_the_exit_code_is_that_of_the_training(tmp_path: Path, srun: str, code: int) -> None:
-    assert run_script(tmp_path, batch_script(BatchRequest(("train.py",), "train.py")), srun) == (code, "")
+    assert run_script(tmp_path, batch_script(BatchRequest(["train.py"]), ["train.py"], "train.py"), srun) == (code, "")
 
 
 @pytest.mark.parametrize(
@@ -144,12 +145,12 @@ def test_the_exit_code_is_that_of_the_training(tmp_path: Path, srun: str, code: 
     [("exit 143", "requeue 7\n"), ("exit 1", ""), (f"{SUCCEEDED} exit 143", ""), ("kill $PPID; exit 143", "requeue 7\n")],
 )
 def test_a_job_that_was_told_to_end_is_queued_again(tmp_path: Path, srun: str, asked: str) -> None:
-    script = batch_script(BatchRequest(("train.py",), "train.py", requeue=3))
+    script = batch_script(BatchRequest(["train.py"], requeue=3), ["train.py"], "train.py")
     assert run_script(tmp_path, script, srun)[1] == asked
 
 
 def test_a_job_is_not_queued_again_for_ever(tmp_path: Path) -> None:
-    script = "SLURM_RESTART_COUNT=3\n" + batch_script(BatchRequest(("train.py",), "train.py", requeue=3))
+    script = "SLURM_RESTART_COUNT=3\n" + batch_script(BatchRequest(["train.py"], requeue=3), ["train.py"], "train.py")
     assert run_script(tmp_path, script, "exit 143") == (143, "")
 
 

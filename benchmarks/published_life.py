@@ -97,7 +97,7 @@ class PublishedLife:
             if is_loss or response.rolls_back:
                 self._ledger.cut_off(at_s)
             else:
-                self._ledger.finish_step(at_s)
+                self._ledger.train(self._ledger.under_way_until(at_s))  # the step ends
         if response.saves:
             self._ledger.pause(self._ledger.now_s + self._terms.save_s, Doing.CHECKPOINT)
             self._ledger.saved()

@@ -1,21 +1,26 @@
-"""What published systems do at a change: their rules in short, with our prices for their layouts, so that systems differ in
-what they do and not in how they were measured. What their papers leave open is guessed, and docs/operators/replay.md says so.
+"""What published systems do at a change: their rules in short, with our prices for their layouts.
+
+So systems differ in what they do and not in how they were measured. What their papers leave open is guessed, and
+docs/internals/published-systems.md says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
+from benchmarks.published_life import PublishedLife, Response, System
 from odyssey.errors import StateLost
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, Worker, numbers_from
-from odyssey_cli.replay.published_life import Response
+from odyssey_cli.replay.outcome import Result
+from odyssey_cli.replay.policies import Policy, all_policies
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
 from odyssey_cli.replay.starts import Starts, step_s
-from odyssey_cli.replay.traces import DAY_S
+from odyssey_cli.replay.traces import DAY_S, Trace, at_once
 from perfmodel.profile.profile import Profile
 from strategies.building.shapes import shapes_of
 from strategies.search import best, search
@@ -43,17 +48,6 @@ class _Restarting:
 
     def _back_to_checkpoint(self, there: frozenset[int]) -> Response:
         return _with(self.start(there), rolls_back=True)
-
-
-class Torchrun(_Restarting):
-    """torchrun, elastic: whenever nodes are lost or come, all ranks end and start again from the newest checkpoint on the
-    nodes that are there, in the best layout for these (more than a usual script can do)."""
-
-    def lost(self, nodes: frozenset[int], there: frozenset[int]) -> Response | None:
-        return self._back_to_checkpoint(there) if nodes & self._used else None
-
-    def returned(self, there: frozenset[int]) -> Response | None:
-        return self._back_to_checkpoint(there)
 
 
 class Varuna(_Restarting):
@@ -249,3 +243,29 @@ def _ranks_of(node: int, setup: Setup) -> Iterable[Rank]:
 
 def _billions(profile: Profile) -> float:
     return sum(layer.parameter_bytes for layer in profile.layers) / 2 / 1e9
+
+
+def _like(
+    system: Callable[[Setup, Starts, RestartCosts], System],
+    trace: Trace,
+    setup: Setup,
+    starts: Starts,
+    terms: RestartCosts,
+    progress: Callable[[float], None],
+) -> Result:
+    """Varuna, which always returns to a checkpoint, is given the best interval for this trace, as if it were known."""
+    known_s = trace.length_s / max(1, sum(1 for _ in at_once(trace.changes))) if system is Varuna else None
+    return PublishedLife(trace, terms, system(setup, starts, terms), known_s).run(progress)
+
+
+_PUBLISHED = (
+    Policy("varuna", "like Varuna: as torchrun, in the best layout of equal pipelines", partial(_like, Varuna)),
+    Policy("oobleck", "like Oobleck: pipelines become shorter, and longer again", partial(_like, Oobleck)),
+    Policy("recycle", "like ReCycle: micro-batches go to the same stage of other pipelines", partial(_like, Recycle)),
+)
+
+
+def policies(*names: str) -> tuple[Policy, ...]:
+    """These: ours, and those like published systems."""
+    known = {policy.name: policy for policy in (*all_policies(), *_PUBLISHED)}
+    return tuple(known[name] for name in dict.fromkeys(names))
