@@ -264,7 +264,7 @@ class _SimulatedAgent(LocalAgent):
 
     def __init__(self, options: RunOptions, listener: socket.socket | None, asked: socket.socket) -> None:
         super().__init__(options, listener, lambda rank, stream, data: None)
-        self.processes = _SimulatedProcesses(options, self.loop, self.folder, listener, self.news, lambda *arguments: None)
+        self.processes = _SimulatedProcesses(options, self.loop, self.folder, listener, self.sink, lambda *arguments: None)
         self.processes.asked = asked
 
 
@@ -276,15 +276,15 @@ class _SimulatedProcesses(Processes):
     def start(self) -> None:
         pass
 
-    def spawn(self, assignment: RankAssignment) -> None:
-        process = self.ranks[assignment.rank] = RankProcess(assignment)
+    def spawn(self, assignment: RankAssignment, number: int) -> None:
+        process = self.ranks[assignment.rank] = RankProcess(assignment, number)
         process.socket, theirs = socket.socketpair()
         process.socket.setblocking(False)
         self._loop.watch(process.socket.fileno(), lambda mask: self._on_rank(process, mask))
         socket.send_fds(self.asked, [struct.pack("<I", assignment.rank)], [theirs.fileno()])
         theirs.close()
         pid = (1 << 22) - assignment.rank
-        self._news.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
+        self._sink.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
 
     def witnessed(self) -> frozenset[int]:
         return frozenset()

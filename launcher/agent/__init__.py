@@ -4,7 +4,7 @@ start.py         a job, or a member's part of one, from its options to its exit 
 leading.py       the leading agent, put together; succession.py: how another one is kept up to take its place
 replication.py   what all agents have agreed upon, and whether this one leads; other_jobs.py: or others do, elsewhere
 agent.py         it takes one event after the other: events in, actions out
-coordination.py  the coordinator's state, as the agent reads it
+coordination.py  the coordinator's state, as the agent reads it; reconciliation.py: what runs here is made what it says
 executor.py      does what the coordinator has decided; orders.py: what it tells ranks
 report_router.py what ranks say, as events and to those whom it concerns; units.py: which units are final;
                  introductions.py: where they reach each other

@@ -212,6 +212,7 @@ class Agent:
 
         self._put_off = []
         self._start.take_over(self._coordination.state)
+        self._executor.take_over()
         self._replication.take_over(before, resume)
 
     def look(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -26,6 +26,8 @@ class Coordination:
     def __init__(self, options: RunOptions) -> None:
         self._options = options
         self.state: State = PlainState()
+        self._seated: tuple[AgentInfo, ...] = ()
+        self._homes: Mapping[Rank, int] = {}
 
     def take(self, event: Event) -> tuple[Action, ...]:
         """Let the coordinator decide what is to be done upon this."""
@@ -62,16 +64,39 @@ class Coordination:
 
     def home_of(self, rank: Rank) -> int:
         """The number of its agent."""
-        return self.state.world.homes.get(rank, 0)
+        if self._seated is not self.state.world.seated:  # it is asked for each order to each rank
+            self._seated, self._homes = self.state.world.seated, self.state.world.homes
+        return self._homes.get(rank, 0)
 
     def ranks_of(self, agent: AgentInfo) -> list[Rank]:
         return [rank for rank, home in self.state.world.homes.items() if home == agent.number]
+
+    def process_of(self, rank: Rank) -> int:
+        """The number of its newest process, among all that the job has had."""
+        return self.state.world.ranks[rank].process
+
+    def lives(self, rank: Rank) -> bool:
+        """It has a process, or is about to."""
+        return rank in self.state.world.alive
+
+    def processes_at(self, agent: int) -> dict[Rank, int]:
+        """Those of this agent, by its number: living ranks, and the numbers of their processes."""
+        ranks = self.state.world.ranks
+        return {rank: ranks[rank].process for rank in sorted(ranks.alive) if self.home_of(rank) == agent}
+
+    @property
+    def to_end(self) -> list[Rank]:
+        """Living ranks that have been told to."""
+        world = self.state.world
+        if self.state.status in (Status.RESTARTING, Status.ENDING):
+            return sorted(world.alive)
+        return sorted(world.ranks.among(RankState.LEAVING, RankState.FAILING))
 
     def assignment(self, rank: Rank) -> RankAssignment:
         """Of a process of the rank that is started now."""
         world = self.state.world
         found = assigned(self._options, world.seated, world.restarts.n, world.attempt)[rank]
-        return replace(found, max_restarts=self._options.max_restarts, last_failure=world.last_failure)
+        return replace(found, max_restarts=world.restarts.policy.max_restarts, last_failure=world.last_failure)
 
     @property
     def attempt(self) -> int:

@@ -10,6 +10,7 @@ from launcher.agent.drills import Faults
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog
 from launcher.agent.orders import Orders
+from launcher.agent.reconciliation import Reconciliation
 from launcher.cluster.leading.cluster import Cluster
 from launcher.coordinator.actions import (
     Action,
@@ -48,6 +49,7 @@ class Executor:
         log: JobLog,
         cluster: Cluster,
         orders: Orders,
+        reconciliation: Reconciliation,
         planner: Planner,
         hangs: JobHangs,
         faults: Faults,
@@ -58,11 +60,16 @@ class Executor:
         self._log = log
         self._cluster = cluster
         self._orders = orders
+        self._reconciliation = reconciliation
         self._planner = planner
         self._hangs = hangs
         self._faults = faults
         self._end = end
         self._deadline: Timer | None = None
+
+    def take_over(self) -> None:
+        """Of what was decided before this agent led, that which was not done here yet."""
+        self._reconciliation.all()
 
     def do_at_once(self, action: Action) -> bool:
         """Orders and forks go out before the log is written: ranks wait for them, and readers of the log do not.
@@ -75,7 +82,8 @@ class Executor:
             case RenewStore():
                 self._local.processes.renew_store()
             case Spawn(rank=rank):
-                self._cluster.spawn(self._coordination.assignment(rank), self._coordination.home_of(rank))
+                self._reconciliation.rank(rank)
+                self._cluster.starts(rank, self._coordination.process_of(rank))
             case _:
                 return False
         return True
@@ -88,7 +96,7 @@ class Executor:
             case EndRanks(ranks=ranks):
                 if self._coordination.counts_on(ranks) or self._coordination.is_plain:
                     self._hangs.stop()  # until it is known that they have ended
-                self._cluster.terminate(ranks)
+                self._local.processes.terminate(ranks)
             case StartMeasure() as measure:
                 self._measure(measure)
             case Propose() as ask:

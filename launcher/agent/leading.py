@@ -24,6 +24,7 @@ from launcher.agent.job_start import JobStart, job_started
 from launcher.agent.leaving import Leaving
 from launcher.agent.notice_socket import NoticeSocket
 from launcher.agent.orders import Orders
+from launcher.agent.reconciliation import Reconciliation
 from launcher.agent.remote_commands import answer_commands
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
@@ -107,7 +108,8 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     options, loop, sink, processes = local.options, local.loop, local.sink, local.processes
     coordination, log = began.coordination, began.log
     leader, quorum = _others(local, began)
-    cluster = Cluster(processes, leader)
+    cluster = Cluster(processes, leader, coordination.home_of)
+    reconciliation = Reconciliation(processes, coordination, began.number, processes.spawn)
     node_of: dict[Worker, int] = {}
     planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=sink.event)
     orders = Orders(cluster, coordination)
@@ -122,7 +124,7 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     router = ReportRouter(loop, sink, coordination, processes.spawner, planner, hangs, stalls, units, introductions, explain)
     start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
-    executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
+    executor = Executor(local, coordination, log, cluster, orders, reconciliation, planner, hangs, faults, end)
     replication = Replication(local, began.agreement, began.listener, leader, cluster, quorum, coordination, hangs)
     leaving = Leaving(local, coordination, leader, replication, end)
     notices = NoticeSocket(loop, local.folder.path, sink) if began.listener is None else None

@@ -26,12 +26,9 @@ class Orders:
 
     def ping(self, number: int) -> frozenset[Rank]:
         """Ask all ranks that take part where they are. Answers whom."""
-        joined = self._coordination.joined
-        ranks = frozenset(
-            process.rank
-            for process in self._cluster.processes()
-            if process.rank in joined and not process.has_finished and self._cluster.is_there(process.rank)
-        )
+        cluster = self._cluster
+        there = filter(cluster.is_there, self._coordination.joined)
+        ranks = frozenset(rank for rank in there if not cluster.process(rank).has_finished)
         for rank in ranks:
             self.send(rank, Ping(number))
         return ranks

@@ -20,7 +20,6 @@ from launcher.cluster.led.leader_session import HOLD_DETECTS, hold_limit
 from launcher.cluster.links.connect import Address
 from launcher.cluster.listener import Listener
 from launcher.cluster.wire import LedBy
-from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.job_hangs import JobHangs
 from launcher.host.loop import Timer
 from launcher.joblog.events import (
@@ -252,28 +251,19 @@ class Replication:
         self._has_begun = True
         self._quorum.take_over()
         self.watch_endpoint()
-        world = self._coordination.state.world
-        self._cluster.keep(world.homes, self._coordination.assignment)
-        self._leader.take_over(world.agents, before, self._is_current, 2 * self._local.options.detect_s, self._has_taken_over)
-
-    def _is_current(self, agent: int, assignment: RankAssignment) -> bool:
-        coordination = self._coordination
-        return coordination.home_of(assignment.rank) == agent and assignment.attempt == coordination.attempt
+        agents, patience_s = self._coordination.state.world.agents, 2 * self._local.options.detect_s
+        self._leader.take_over(agents, before, self._coordination.processes_at, patience_s, self._has_taken_over)
 
     def _has_taken_over(self) -> None:
         local, coordination = self._local, self._coordination
-        missing = self._cluster.take_over(coordination.state.world.homes, coordination.assignment)
         local.processes.hold(False)
         self._resume()
         if local.code is not None:
             return  # the job had ended
         local.sink.event(LeaderChanged(self._leader.us))
-        for rank in missing:
-            home, is_alive = coordination.home_of(rank), rank in coordination.state.world.alive
-            if is_alive and home in self._leader.living:
-                cause = Cause(CauseKind.NOT_STARTED, "it was not started before another agent led")
-                local.sink.event(RankLost(rank, cause, False))
-            elif is_alive and home not in self._leader.agents:  # its agent's loss was decided, and not yet its own
+        present = {agent.number for agent in coordination.state.world.agents}
+        for rank in sorted(coordination.state.world.alive):
+            if (home := coordination.home_of(rank)) not in present:  # its agent's loss was decided, and not yet its own
                 local.sink.event(RankLost(rank, Cause(CauseKind.AGENT, f"agent {home} was lost"), True))
 
     def close(self) -> None:

@@ -107,16 +107,13 @@ def _found(local: LocalAgent, drills: tuple[Drill, ...], profile: Profile | None
 def _take_over(local: LocalAgent, succession: Succession) -> None:
     """From here on this agent leads."""
 
-    def has_current(rank: Rank) -> bool:
-        attempt = local.processes.process(rank).assignment.attempt
-        return coordination.home_of(rank) == succession.number and attempt == coordination.attempt
-
     local.processes.serve_store(succession.member.here)
     agent = leading(local, taking_over(succession), (), None)
     local.become(agent)
-    reported, coordination = succession.member.reported, succession.coordination
-    said = [(rank, message.report) for message in reported.said() if has_current(rank := reported.rank_of(message))]
-    ends = [event for rank in reported.ranks if has_current(rank) for event in reported.ends(rank)]
+    reported, processes = succession.member.reported, succession.coordination.processes_at(succession.number)
+    rank_of = {number: rank for rank, number in processes.items()}
+    said = [(rank_of[message.process], message.report) for message in reported.said() if message.process in rank_of]
+    ends = [event for number in rank_of for event in reported.ends(number)]
     agent.take_over(succession.leader, said, ends, succession.ended)
     if succession.member.leaves_by is not None:
         agent.leave(succession.member.leaves_by)

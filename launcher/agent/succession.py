@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from launcher.agent.coordination import Coordination
 from launcher.agent.job_log import JobLog, Watch
+from launcher.agent.reconciliation import Reconciliation
 from launcher.agent.remote_commands import answer_commands, owner_of_folder
 from launcher.cluster.agreement import Agreement
 from launcher.cluster.leading.redirects import send_on
@@ -105,6 +106,9 @@ class Succession:
         self._know(leader, address)
         send_on(listener, self._local.options.run_id, lambda: self._where.get(self.leader))
 
+    def led_anew(self) -> None:
+        self._reconciliation.all()
+
     def passed(self, unit: Committed) -> bool:
         event = self.log.unit(unit)
         if event is not None:
@@ -179,6 +183,8 @@ class Succession:
             case UnitFinal(result=result):
                 self.member.reported.is_final(result.position)
         actions = self.coordination.take(event)
+        if self._is_led_by_who_decides:
+            self._reconciliation.follow(event, actions)
         self._note(event)
         for action in actions:
             if isinstance(action, Record):
@@ -187,6 +193,15 @@ class Succession:
                 elif isinstance(action.body, GenerationStarted):
                     self.member.reported.began(self.coordination.generation)
                 self._note(Event(event.time, self.coordination.generation, "coordinator", action.body))
+
+    @property
+    def _reconciliation(self) -> Reconciliation:
+        return Reconciliation(self._local.processes, self.coordination, self.number, self.member.spawn)
+
+    @property
+    def _is_led_by_who_decides(self) -> bool:
+        """Its store is the one that ranks here are told. Else that follows, or this agent leads next."""
+        return self.agreement is not None and self.agreement.leader == self.leader and self.member.is_led
 
     @property
     def has_begun(self) -> bool:
@@ -234,6 +249,8 @@ class Succession:
             bodies += [AgentJoined(agent) for agent in world.agents if agent not in world.seated]
             for body in bodies:
                 self._note(Event(world.started_at, self.coordination.generation, "agent", body))
+        if self._is_led_by_who_decides:
+            self.led_anew()
 
     def _know_agent(self, agent: AgentInfo) -> None:
         if agent.address:

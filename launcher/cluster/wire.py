@@ -10,14 +10,13 @@ from typing import Annotated
 import msgspec
 
 from launcher.cluster.questions import Ask
-from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Stack
 from launcher.health.stalls import Sample
 from launcher.host.fitness.findings import HostReport
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
 from odyssey.codec import Count, Name, Pid, SignalNumber, check_ip_address
 from odyssey.plan.worker import Rank, RankNumber
-from odyssey.protocol.messages import Failed, Finished, Report
+from odyssey.protocol.messages import Report
 
 # -- member to leader --------------------------------------------------------------------------------------------------
 
@@ -56,26 +55,6 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
     n_received: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Held(msgspec.Struct, frozen=True):
-    """A process of a rank, as its agent has it. `happened`: what became of it; `last_words`: what it said before its end, if it
-    has come to that."""
-
-    process: Count64
-    assignment: RankAssignment
-    happened: tuple[RankStarted | RankExited | RankLost, ...]
-    is_stopped: bool
-    last_words: tuple[Finished | Failed, ...] = ()
-
-
-class Attach(msgspec.Struct, frozen=True, tag=True):
-    """First words of a member to an agent that leads anew: a session begins. `report`: on its host, where it was checked."""
-
-    session: Token
-    number: Count
-    processes: tuple[Held, ...]
-    report: HostReport | None = None
-
-
 class Greet(msgspec.Struct, frozen=True, tag=True):
     """First words of a link that carries one agent's part of the consensus. `log`: of which log."""
 
@@ -110,11 +89,6 @@ class StillLives(msgspec.Struct, frozen=True, tag=True):
     run_id: str
 
 
-FirstWords = Join | Resume | Attach | Greet | LedBy | StillLives | Ask
-MAX_FIRST_BYTES = 1 << 20
-"""Of the first frame of a link."""
-
-
 class Resumed(msgspec.Struct, frozen=True, tag=True):
     """The answer, before the session goes on."""
 
@@ -133,7 +107,7 @@ Answer = Resumed | Forgotten | Unknown
 
 
 class FromRank(msgspec.Struct, frozen=True, tag=True):
-    """A report of a rank. `process`: which process of the rank, see SpawnRank."""
+    """A report of a rank. `process`: the number of its process, among all of the job."""
 
     process: int
     report: Report
@@ -151,6 +125,21 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 
     process: int
     is_stopped: bool
+
+
+class Attach(msgspec.Struct, frozen=True, tag=True):
+    """First words of a member to an agent that leads anew: a session begins. `told`: what it has told of its ranks, and who
+    led may not have made known. `report`: on its host, where it was checked."""
+
+    session: Token
+    number: Count
+    told: tuple[FromRank | Happened | Stopped, ...]
+    report: HostReport | None = None
+
+
+FirstWords = Join | Resume | Attach | Greet | LedBy | StillLives | Ask
+MAX_FIRST_BYTES = 1 << 20
+"""Of the first frame of a link."""
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
@@ -231,30 +220,12 @@ class Known(msgspec.Struct, frozen=True, tag=True):
     at: tuple[tuple[Count, Name, Port], ...]
 
 
-class SpawnRank(msgspec.Struct, frozen=True, tag=True):
-    """Start a process. `process`: its number, the leader's own count over all."""
+class ToRank(msgspec.Struct, frozen=True, tag=True):
+    """An order, framed, for this process of a rank."""
 
     process: int
-    assignment: RankAssignment
-
-
-class ToRank(msgspec.Struct, frozen=True, tag=True):
-    """An order, framed, for the current process of a rank."""
-
     rank: Rank
     order: bytes
-
-
-class EndRanks(msgspec.Struct, frozen=True, tag=True):
-    """SIGTERM, and SIGKILL after the shutdown time-out."""
-
-    ranks: tuple[Rank, ...]
-
-
-class KillRank(msgspec.Struct, frozen=True, tag=True):
-    """SIGKILL. Nobody waits for its end."""
-
-    rank: Rank
 
 
 class DrillRank(msgspec.Struct, frozen=True, tag=True):
@@ -307,10 +278,7 @@ FromLeader = (
     | WaitForPlace
     | Others
     | Known
-    | SpawnRank
     | ToRank
-    | EndRanks
-    | KillRank
     | DrillRank
     | TakeSamples
     | ReadStacks

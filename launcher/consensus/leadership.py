@@ -15,13 +15,14 @@ class Progress:
     """Another agent, as the leader knows it.
 
     `match`: up to here it has said that its log is the leader's; `next`: the first entry to send; `sent`: the last one sent,
-    which is to be answered until `resend_at`.
+    which is to be answered until `resend_at`; `told`: up to here it was told at once that entries are committed.
     """
 
     next: int
     heard_at: float
     match: int = 0
     sent: int = 0
+    told: int = 0
     resend_at: float = -math.inf
 
 
@@ -65,6 +66,14 @@ class Leadership:
         """To everybody, with the entries that they lack."""
         for number in self._peers:
             self._send(number, now)
+
+    def tell_commits(self) -> None:
+        """A heartbeat at once to each that has more entries that are committed than it was told."""
+        for number, peer in self._peers.items():
+            reached = min(peer.match, self._log.commit)
+            if peer.told < reached:
+                peer.told = reached
+                self._send_heartbeat(number)
 
     def answered(self, sender: int, answer: Appended | Refused, now: float) -> None:
         """One of this term's messages was."""
@@ -122,11 +131,15 @@ class Leadership:
         return False
 
     def _send(self, to: int, now: float) -> None:
-        """What it lacks, or else that the leader lives, in words that no log refuses."""
+        """What it lacks, or else that the leader lives."""
         if not self._send_entries(to, now):
-            match = self._peers[to].match
-            known = match if match >= self._log.base else 0
-            self._say(to, AppendEntries(self._term, known, self._log.term_of(known) or 0, (), self._log.commit))
+            self._send_heartbeat(to)
+
+    def _send_heartbeat(self, to: int) -> None:
+        """In words that no log refuses."""
+        match = self._peers[to].match
+        known = match if match >= self._log.base else 0
+        self._say(to, AppendEntries(self._term, known, self._log.term_of(known) or 0, (), self._log.commit))
 
     def _send_entries(self, to: int, now: float) -> bool:
         """Unless there are none, or those of last time are still to be answered."""

@@ -155,6 +155,12 @@ class Node:
         """From now on `snapshot` stands for the entries up to `index`. Raises ValueError for some that were not taken."""
         self._log.compact(index, snapshot)
 
+    def tell_commits(self) -> None:
+        """Where this agent leads, tell others what is committed before a heartbeat is due, which would. To be asked before
+        `take_messages`."""
+        if self._leading is not None:
+            self._leading.tell_commits()
+
     def take_messages(self) -> list[tuple[int, Message]]:
         """To whom what is to be sent, in this order."""
         messages = list(self._outbox)

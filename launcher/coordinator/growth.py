@@ -133,13 +133,10 @@ def _why_not_back(job: JobState, rank: Rank) -> str:
 
 
 def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) -> Actions:
-    """One that took part in nothing: the others train on. It starts again, if it may, or now if it was never asked for."""
+    """One that took part in nothing: the others train on. It starts again, if it may."""
     rank, world = body.rank, job.world
     _want_without(job, rank)
     why = ""
-    if body.cause.kind is CauseKind.NOT_STARTED and not body.slot_lost:
-        job.ranks.enter(rank, RankState.STARTING)
-        return Record(Note(f"{ranks_text([rank])} is started now: {body.cause.text}")), Spawn(rank)
     if has_failed:
         decision = world.restarts.judge(world.now, {rank: world.ends[rank]}, world.ends[rank], had_progress=False)
         if isinstance(decision, GiveUp):

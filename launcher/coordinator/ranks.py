@@ -70,12 +70,14 @@ NEXT: dict[RankState, frozenset[RankState]] = {
 
 @dataclass(slots=True)
 class RankRecord:
-    """`model`: what its newest process was given when it built the Job; None before. `is_counted`: its failure has been counted
-    as a restart. `has_run`: its newest process has been in a generation that ran. `ran_from`: where the job stood when the
-    first one began, None before any unit was final. `paused`, `ready`: what it has answered in this generation.
+    """`process`: the number of its newest process, among all that the job has had. `model`: what that was given when it built
+    the Job; None before. `is_counted`: its failure has been counted as a restart. `has_run`: its newest process has been in a
+    generation that ran. `ran_from`: where the job stood when the first one began, None before any unit was final. `paused`,
+    `ready`: what it has answered in this generation.
     """
 
     state: RankState = R.ABSENT
+    process: int = 0
     model: ModelSpec | None = None
     is_counted: bool = False
     has_run: bool = False
@@ -89,6 +91,8 @@ class Ranks:
     """All ranks that the job has had. Changed by the coordinator only."""
 
     table: dict[Rank, RankRecord] = field(default_factory=dict)
+    n_started: int = 0
+    """Processes, so far."""
 
     def __post_init__(self) -> None:
         self._of: dict[RankState, set[Rank]] = {state: set() for state in R}
@@ -151,7 +155,8 @@ class Ranks:
 
     def start_all(self, n_ranks: int) -> None:
         """So many, from 0, each with a new process; nothing is known of earlier ones."""
-        self.table = {rank: RankRecord(R.STARTING) for rank in numbers_from(Rank(0), n_ranks)}
+        before, self.n_started = self.n_started, self.n_started + n_ranks
+        self.table = {rank: RankRecord(R.STARTING, before + 1 + rank) for rank in numbers_from(Rank(0), n_ranks)}
         self.__post_init__()
 
     def enter(self, rank: Rank, state: RankState) -> None:
@@ -169,6 +174,9 @@ class Ranks:
             self._alive.add(rank)
         else:
             self._alive.discard(rank)
+        if state is R.STARTING:
+            self.n_started += 1
+            its.process = self.n_started
         if state in (R.STARTING, R.ABSENT):
             its.model, its.is_counted, its.has_run, its.ran_from = None, False, False, None
         if state in ALIVE and not its.has_run:

@@ -16,9 +16,10 @@ from odyssey.protocol.messages import Report
 
 
 class Sender(Protocol):
-    """The process of a rank that reports, wherever it lives."""
+    """The process of a rank that reports, wherever it lives. `number`: among all of the job."""
 
     rank: Rank
+    number: int
     has_finished: bool
     has_failed: bool
 

@@ -35,11 +35,13 @@ from odyssey.zygote.protocol import ForkRank, ForkStore, ForkTimers
 
 
 class RankProcess:
-    """One process of a rank, from the request for it until it is reaped. `handle` is None until it exists."""
+    """One process of a rank, from the request for it until it is reaped. `handle` is None until it exists; `number`: among
+    all processes of the job."""
 
-    def __init__(self, assignment: RankAssignment) -> None:
+    def __init__(self, assignment: RankAssignment, number: int) -> None:
         self.assignment = assignment
         self.rank = assignment.rank
+        self.number = number
         self.handle: Handle | None = None
         self.socket: socket.socket | None = None
         self.deframer = Deframer(Report)

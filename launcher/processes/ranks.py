@@ -113,12 +113,12 @@ class Processes:
 
     # -- ranks begin ---------------------------------------------------------------------------------------------------
 
-    def spawn(self, assignment: RankAssignment) -> None:
-        """Ask for a new process of a rank; RankStarted when it is there, RankLost if it cannot be."""
+    def spawn(self, assignment: RankAssignment, number: int) -> None:
+        """Ask for a new process of a rank, of this number; RankStarted when it is there, RankLost if it cannot be."""
         old = self.ranks.get(assignment.rank)
         if old is not None:
             self._close_rank(old)
-        self.ranks[assignment.rank] = process = RankProcess(assignment)
+        self.ranks[assignment.rank] = process = RankProcess(assignment, number)
         try:
             self._start_process(process)
         except OSError as error:
@@ -130,7 +130,7 @@ class Processes:
         """No process, log file or descriptor is to be had: the rank is lost, and others may go on without it."""
         self._close_rank(process)
         process.slot_lost = True
-        if not self._is_ending:
+        if not self._is_ending and self._is_current(process):
             text = f"{why.what} ({why.help})" if why.help else why.what
             self._sink.event(RankLost(process.rank, Cause(CauseKind.NOT_STARTED, text), True))
 
@@ -155,7 +155,7 @@ class Processes:
         process.handle, pid = handle, handle.pid
         self._living[pid] = process
         self._orphans.add(handle)
-        if not self._is_ending:
+        if not self._is_ending and self._is_current(process):
             assignment = process.assignment
             self._sink.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
         if process.socket is not None:  # what a rank says at once waits until its start is an event
@@ -174,9 +174,9 @@ class Processes:
         """It was asked for a process of it."""
         return rank in self.ranks
 
-    def lacks(self, assignment: RankAssignment) -> None:
-        """It was never asked for a process of this rank, and should have been: there is none."""
-        self.ranks[assignment.rank] = RankProcess(assignment)
+    def _is_current(self, process: RankProcess) -> bool:
+        """Its rank has no other one by now."""
+        return self.ranks.get(process.rank) is process
 
     def process(self, rank: Rank) -> RankProcess:
         """The current process of a rank."""
@@ -228,7 +228,7 @@ class Processes:
                 for report in process.deframer.feed(data):
                     if not is_of(report, process.rank):
                         raise Malformed("a word of another rank")
-                    if self.ranks.get(process.rank) is process:
+                    if self._is_current(process):
                         self._sink.report(process, report)
             except Malformed as error:
                 self._close_socket(process)
@@ -238,7 +238,7 @@ class Processes:
         """It costs the rank, if that has not ended already, and nothing else."""
         text = f"sent what is no report: {why}"
         has_ended = process.pid is not None and process.pid not in self._living
-        if has_ended or process.killed_by is not None or self.ranks.get(process.rank) is not process:
+        if has_ended or process.killed_by is not None or not self._is_current(process):
             self._sink.say(f"rank {process.rank} {text}")
             process.kill()
         else:
@@ -358,8 +358,7 @@ class Processes:
         if process.streams is not None:
             process.streams.drain()  # the log, the terminal and the last words come before the news
         self._read_reports(process)  # what it said last counts, above all a result
-        is_current = self.ranks.get(process.rank) is process
-        if process.killed_by is KilledBy.UNWANTED or not is_current:
+        if process.killed_by is KilledBy.UNWANTED or not self._is_current(process):
             pass
         elif self._is_ending:
             pass  # its end was asked for; the log has ended

@@ -5,9 +5,8 @@ a session (sessions.py) ─► Roster ─► Welcome, WaitForPlace or Refused �
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,24 +21,21 @@ from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
 from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, LedBy, Others, WaitForPlace
-from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import AgentInfo
 from launcher.processes.store import StoreAddress
-
-PROCESSES_APART = 1 << 24
-"""Numbers of processes, which each agent that leads gives out, are its own."""
+from odyssey.plan.worker import Rank
 
 
 @dataclass
 class _TakeOver:
-    """`awaited`: by number, those who have not come yet; `absent`: who will not; `is_current`: whether an agent is to have this
-    process of a rank; `limit`: for them to come; `done`: then."""
+    """`awaited`: by number, those who have not come yet; `absent`: who will not; `processes_at`: the ranks of an agent, by its
+    number, and the numbers of their processes; `limit`: for them to come; `done`: then."""
 
     awaited: dict[int, AgentInfo]
     absent: list[AgentInfo]
-    is_current: Callable[[int, RankAssignment], bool]
+    processes_at: Callable[[int], Mapping[Rank, int]]
     limit: Timer
     done: Callable[[], None]
 
@@ -82,7 +78,6 @@ class Leader:
         self._waits = waits
         self.agents: dict[int, RemoteAgent] = {}
         """By number, all that were ever taken in."""
-        self._numbers = itertools.count(1 + number * PROCESSES_APART)
         heard_at = partial(self._enough_heard_at, are_enough)
         self._sessions = Sessions(loop, detect_s, self._begun, self._address_of, heard_at, roster.took_over)
         self._waiting: dict[Session, Join] = {}
@@ -118,7 +113,7 @@ class Leader:
             self._reached(here)
             self._roster.attached(info, words.session, words.report)
             agent = self._take_in(session, words, info)
-            agent.adopt(words.processes, partial(self._take_over.is_current, info.number))
+            agent.adopt(self._take_over.processes_at(info.number), words.told)
             if isinstance(self._over, JobIsOver):
                 agent.send_home(self._over)
             if not self._take_over.awaited:
@@ -152,7 +147,7 @@ class Leader:
             self._sessions.forget(words.session)
             self._is_lost(info, why)
 
-        agent = RemoteAgent(info, session, self._numbers, self._sink, lost=lost, stopped=self._stopped)
+        agent = RemoteAgent(info, session, self._sink, lost=lost, stopped=self._stopped)
         self.agents[info.number] = agent
         agent.welcome(*self._welcome)
         self._tell_waiting()
@@ -178,18 +173,18 @@ class Leader:
         self,
         agents: tuple[AgentInfo, ...],
         before: int,
-        is_current: Callable[[int, RankAssignment], bool],
+        processes_at: Callable[[int], Mapping[Rank, int]],
         patience_s: float,
         done: Callable[[], None],
     ) -> None:
         """This agent leads the job that these are members of: `done()` when all have come to it, or have had `patience_s`
         to. Who has not is lost then, as the one that led `before` is, by its number: it is not waited for.
-        `is_current(agent, assignment)`: whether an agent is to have this process of a rank, or had it once."""
+        `processes_at(agent)`: the ranks that an agent has, and the numbers of their processes."""
         self._roster.take_over(agents, self._loop.clock())
         awaited = {agent.number: agent for agent in agents if agent.number not in (self.number, before)}
         absent = [agent for agent in agents if agent.number == before]
         limit = self._loop.later(patience_s if awaited else 0.0, self._has_taken_over)
-        self._take_over = _TakeOver(awaited, absent, is_current, limit, done)
+        self._take_over = _TakeOver(awaited, absent, processes_at, limit, done)
 
     def _has_taken_over(self) -> None:
         """It begins with who is lost: their ranks are nobody's, and known to be gone."""
@@ -199,8 +194,9 @@ class Leader:
         absent = [*its.absent, *its.awaited.values()]
         for info in absent:
             session = Session(self._loop, self._sessions.heart, FromMember, 1.0, lambda why: None)
-            agent = RemoteAgent(info, session, self._numbers, self._sink, lost=self._is_lost, stopped=self._stopped)
+            agent = RemoteAgent(info, session, self._sink, lost=self._is_lost, stopped=self._stopped)
             agent.is_gone = True
+            agent.adopt(its.processes_at(info.number), ())
             self.agents[info.number] = agent
         its.done()
         for info in absent:
@@ -272,11 +268,6 @@ class Leader:
     def present(self) -> tuple[AgentInfo, ...]:
         """The job's agents, this one among them."""
         return tuple(self._roster.agents.values())
-
-    @property
-    def living(self) -> set[int]:
-        """Their numbers, as far as they are here."""
-        return {self.number, *(agent.info.number for agent in self._here())}
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -1,15 +1,16 @@
 """A member as the leading agent has it: what it is told, what it tells, and its ranks as if they were here.
 
-    SpawnRank ─► Happened(RankStarted) ─► FromRank … ─► Happened(RankExited or RankLost)
+    Happened(RankStarted) ─► FromRank … ─► Happened(RankExited or RankLost)
 
-A member decides nothing. What it tells of a process that is not a rank's current one any more is dropped here.
+A member starts and ends its ranks by what all have decided, and decides nothing. What it tells of a process that is not a
+rank's current one any more is dropped here.
 """
 
 from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,14 +19,11 @@ from launcher.cluster.leading.notices import Notices
 from launcher.cluster.links.session import Session
 from launcher.cluster.wire import (
     DrillRank,
-    EndRanks,
     FromMember,
     FromRank,
     Happened,
-    Held,
     JobIsOver,
     KillAll,
-    KillRank,
     Known,
     Leaving,
     LedBy,
@@ -33,7 +31,6 @@ from launcher.cluster.wire import (
     ReadStacks,
     Samples,
     Signal,
-    SpawnRank,
     StacksRead,
     Stopped,
     TakeSamples,
@@ -41,7 +38,6 @@ from launcher.cluster.wire import (
     WantsToLeave,
     Welcome,
 )
-from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Stack, cleaned
 from launcher.health.stalls import Sample
 from launcher.host.proc import Vitals
@@ -57,10 +53,11 @@ MAX_TOLD = 4096
 
 
 class RemoteRank:
-    """One process of a rank of another agent. `pid`: on its host; None before it is there and after its end."""
+    """One process of a rank of another agent. `number`: among all processes of the job; `pid`: on its host, None before it is
+    there and after its end."""
 
-    def __init__(self, assignment: RankAssignment, number: int) -> None:
-        self.rank = assignment.rank
+    def __init__(self, rank: Rank, number: int) -> None:
+        self.rank = rank
         self.number = number
         self.pid: int | None = None
         self.is_gone = False
@@ -77,17 +74,14 @@ class RemoteAgent:
         self,
         info: AgentInfo,
         session: Session,
-        numbers: Iterator[int],
         sink: EventSink,
         *,
         lost: Callable[[AgentInfo, str], None],
         stopped: Callable[[], None],
     ) -> None:
-        """`numbers`: for processes, one for each in the job; `lost(agent, why)`: it is gone; `stopped()`: a rank was, or
-        goes on again."""
+        """`lost(agent, why)`: it is gone; `stopped()`: a rank was, or goes on again."""
         self.info = info
         self._session = session
-        self._numbers = numbers
         self._sink = sink
         self._lost = lost
         self._stopped = stopped
@@ -98,7 +92,7 @@ class RemoteAgent:
         self._ranks: dict[Rank, RemoteRank] = {}
         """The current process of each rank that it has."""
         self._processes: dict[int, RemoteRank] = {}
-        """By number, all that it was ever asked for."""
+        """The same, by number."""
         self._questions = itertools.count()
         self._asked: dict[tuple[int, type], Callable[[dict[Rank, Any]], None]] = {}
         """What it has not answered yet: by number and kind of answer, who waits for it."""
@@ -118,22 +112,13 @@ class RemoteAgent:
         """When it was last heard, on the clock that its silence counts by."""
         return self._session.heard.at
 
-    def adopt(self, processes: tuple[Held, ...], is_current: Callable[[RankAssignment], bool]) -> None:
-        """It has had these since another agent led. What became of them may not be known yet: it is told again. Those that
-        are not current any more have ended, or are to."""
-        for held in processes:
-            process = RemoteRank(held.assignment, held.process)
-            self._processes[process.number] = process
-            process.is_stopped = held.is_stopped
-            if is_current(held.assignment):
-                self._ranks[process.rank] = process
-            else:
-                self._session.send(KillRank(process.rank))
-            told = [Happened(held.process, event) for event in held.happened]
-            words = [FromRank(held.process, report) for report in held.last_words]
-            in_order: list[FromMember] = [*told[:1], *words, *told[1:]]  # its beginning, what it said, its end
-            for message in in_order:
-                self._received(message)
+    def adopt(self, processes: Mapping[Rank, int], told: Iterable[FromMember]) -> None:
+        """It has these processes of ranks, by their numbers, since another agent led; and what it has told of them may not be
+        known yet."""
+        for rank, number in processes.items():
+            self.starts(rank, number)
+        for message in told:
+            self._received(message)
 
     def end(self, why: str) -> None:
         """It and its ranks are no more: they end with their agent, however it ended."""
@@ -153,10 +138,12 @@ class RemoteAgent:
         match message:
             case FromRank(process=number) | Happened(process=number) | Stopped(process=number):
                 process = self._processes.get(number)
-                if process is None or not _is_of(message, process.rank):
-                    self.end(f"told of process {number}, which is none of its own")
-                elif not process.is_gone:  # else its loss has been told already
+                if process is None or process.is_gone:
+                    pass  # its rank has another one by now, or its loss has been told already
+                elif _is_of(message, process.rank):
                     self._heard_of(process, message)
+                else:
+                    self.end(f"told of process {number}, which is of rank {process.rank}, as if it were of another")
             case Notice(text=text):
                 for line in self._notices.take(for_people(text, MAX_TOLD), self._session.heard.at):
                     self._sink.say(f"agent {self.info.number}: {line}")
@@ -174,8 +161,7 @@ class RemoteAgent:
     def _heard_of(self, process: RemoteRank, message: FromRank | Happened | Stopped) -> None:
         match message:
             case FromRank(report=report):
-                if self._ranks.get(process.rank) is process:
-                    self._sink.report(process, report)
+                self._sink.report(process, report)
             case Happened(event=event):
                 self._happened(process, event)
             case Stopped(is_stopped=is_stopped):
@@ -189,10 +175,9 @@ class RemoteAgent:
             process.pid = event.pid
         else:
             _is_gone(process)
-        if self._ranks.get(process.rank) is process:
-            if isinstance(event, RankLost):
-                event = replace(event, slot_lost=event.slot_lost or process.slot_lost)
-            self._sink.event(event)
+        if isinstance(event, RankLost):
+            event = replace(event, slot_lost=event.slot_lost or process.slot_lost)
+        self._sink.event(event)
 
     # -- what it is asked ----------------------------------------------------------------------------------------------
 
@@ -223,25 +208,22 @@ class RemoteAgent:
 
     # -- its ranks -----------------------------------------------------------------------------------------------------
 
-    def spawn(self, assignment: RankAssignment) -> None:
-        """Ask for a new process of a rank. If the agent is gone already, its loss has been told or is about to be."""
-        process = RemoteRank(assignment, next(self._numbers))
+    def starts(self, rank: Rank, number: int) -> None:
+        """It starts a new process of a rank, as all have decided. If the agent is gone already, its loss has been told or is
+        about to be."""
+        self.forget(rank)
+        process = RemoteRank(rank, number)
         process.is_gone = self.is_gone
-        self._ranks[process.rank] = self._processes[process.number] = process
-        self._session.send(SpawnRank(process.number, assignment))
+        self._ranks[rank] = self._processes[number] = process
 
     def forget(self, rank: Rank) -> None:
         """Another agent has it from now on."""
-        self._ranks.pop(rank, None)
+        if (process := self._ranks.pop(rank, None)) is not None:
+            del self._processes[process.number]
 
     def has(self, rank: Rank) -> bool:
-        """It was asked for a process of it."""
+        """It has, or had, a process of it."""
         return rank in self._ranks
-
-    def lacks(self, assignment: RankAssignment) -> None:
-        """It was never asked for a process of this rank, and should have been: there is none."""
-        self._ranks[assignment.rank] = process = RemoteRank(assignment, 0)
-        _is_gone(process)
 
     def process(self, rank: Rank) -> RemoteRank:
         """The current process of a rank."""
@@ -261,12 +243,12 @@ class RemoteAgent:
 
     def send(self, rank: Rank, data: bytes) -> None:
         """Send the bytes of an order."""
-        self._session.send(ToRank(rank, data))
+        self._session.send(ToRank(self._ranks[rank].number, rank, data))
 
     def kill_rank(self, rank: Rank, cause: Cause | None) -> None:
-        """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
+        """RankLost at once; its agent ends it when that is decided. Without a cause it has been decided that the rank is not
+        wanted any more."""
         process = self._ranks[rank]
-        self._session.send(KillRank(rank))
         _is_gone(process)
         if cause is not None:
             self._sink.event(RankLost(rank, cause, process.slot_lost))
@@ -274,11 +256,6 @@ class RemoteAgent:
     def drill(self, rank: Rank, number: int) -> None:
         """A signal on purpose: what follows comes as if it had happened by itself."""
         self._session.send(DrillRank(rank, number))
-
-    def terminate(self, ranks: tuple[Rank, ...]) -> None:
-        """SIGTERM to those that it has, and SIGKILL to what is left after the time-out."""
-        if mine := tuple(rank for rank in ranks if rank in self._ranks):
-            self._session.send(EndRanks(mine))
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on to all ranks."""

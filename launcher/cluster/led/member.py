@@ -1,6 +1,6 @@
-"""An agent that another one leads: it starts the ranks that it is told to, and tells what becomes of them.
+"""An agent that another one leads: it has the ranks that all have decided it has, and tells what becomes of them.
 
-    found (leader_search.py) ─► Join ─► Welcome ─► SpawnRank … ─► JobIsOver
+    found (leader_search.py) ─► Join ─► Welcome ─► … ─► JobIsOver
                                           ▲   └► the leading agent is lost ─► another one leads ─► Attach ─┐
                                           └────────────────────────────────────────────────────────────────┘
 
@@ -29,7 +29,6 @@ from launcher.cluster.listener import Listener
 from launcher.cluster.wire import (
     Attach,
     DrillRank,
-    EndRanks,
     FromLeader,
     FromMember,
     FromRank,
@@ -37,7 +36,6 @@ from launcher.cluster.wire import (
     JobIsOver,
     Join,
     KillAll,
-    KillRank,
     Known,
     Leaving,
     LedBy,
@@ -47,7 +45,6 @@ from launcher.cluster.wire import (
     Refused,
     Samples,
     Signal,
-    SpawnRank,
     StacksRead,
     Stopped,
     TakeSamples,
@@ -56,6 +53,7 @@ from launcher.cluster.wire import (
     WantsToLeave,
     Welcome,
 )
+from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.event_sink import Sender
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
@@ -97,6 +95,8 @@ class Member:
         self.reported = Reported()
         self._number: int | None = None
         """This agent's, once the leading one has said Welcome."""
+        self.is_led = False
+        """Who leads now has said Welcome: ranks that start know its store."""
         self._held: Hold | None = None
         """While the ranks stand still."""
         self._is_job_over = False
@@ -196,9 +196,14 @@ class Member:
         if isinstance(report, Committed) and not self._successors.passed(report):
             return  # another rank here has told it
         if sender.rank in self.reported.ranks:
-            message = FromRank(self.reported.number(sender.rank), report)
+            message = FromRank(sender.number, report)
             self.reported.reported(sender.rank, message)
             self._tell(message)
+
+    def spawn(self, assignment: RankAssignment, number: int) -> None:
+        """A process of a rank starts, as all have decided."""
+        self.reported.spawned(assignment.rank, number)
+        self._processes.spawn(assignment, number)
 
     def say(self, text: str) -> None:
         """For people here."""
@@ -262,15 +267,13 @@ class Member:
             self._session.close()
         self._local.own_ranks.close()  # what the one before asked
         self._hold(True)
-        self._leader_at = address
+        self._leader_at, self.is_led = address, False
         self._session = session = self._make_session()
-        processes = {rank: self._processes.process(rank) for rank in self.reported.ranks}
-        held = [self.reported.held(process.assignment) for process in processes.values()]
         for message in self.reported.said():
             session.send(message)
         if self.leaves_by is not None:
             session.send(WantsToLeave(ending(self.leaves_by)[0]))
-        attach = Attach(session.token, self._number, tuple(held), self._local.report)
+        attach = Attach(session.token, self._number, self.reported.told(), self._local.report)
         session.follow(address, attach, is_held=True)
 
     @property
@@ -303,17 +306,11 @@ class Member:
                 self._fail(what, help)
             case JobIsOver() as over:
                 self._job_is_over(over)
-            case SpawnRank(process=number, assignment=assignment):
-                self.reported.spawned(assignment.rank, number)
-                self._processes.spawn(assignment)
-            case ToRank(rank=rank, order=order) if rank in self._processes.ranks:
-                self._processes.send(rank, order)
-            case KillRank(rank=rank) if rank in self._processes.ranks:
-                self._processes.kill_rank(rank, None)
+            case ToRank(process=number, rank=rank, order=order):
+                if rank in self._processes.ranks and self._processes.process(rank).number == number:
+                    self._processes.send(rank, order)
             case DrillRank(rank=rank, number=number):
                 self._processes.drill(rank, number)
-            case EndRanks(ranks=ranks):
-                self._processes.terminate(ranks)
             case TakeSamples(number=number, ranks=ranks, elsewhere=elsewhere):
                 samples = self._local.own_ranks.samples(ranks, {*elsewhere, self._leader_at.host})
                 self._tell(Samples(number, samples))
@@ -332,6 +329,7 @@ class Member:
         environments.run_id = welcome.run_id
         host = welcome.master_addr or self._leader_at.host
         environments.store = StoreAddress(host, welcome.master_port)
+        self.is_led = True
         if self._number is None:
             self._session.is_welcome()
             self.say(f"joined the job led at {self._search.name_of(self._leader_at)} as its agent {welcome.number}")
@@ -339,6 +337,7 @@ class Member:
             self._successors.welcomed(self._listener, welcome.number, welcome.leader, self._leader_at, welcome.log)
         else:
             self.say(f"agent {welcome.leader} leads from now on, at {self._leader_at}")
+            self._successors.led_anew()
 
     def _is_sent_on(self, address: Address) -> None:
         assert self._session is not None
@@ -436,12 +435,13 @@ class Member:
 
     def _forget(self, *, job_goes_on: bool = False) -> None:
         """All that this agent was in a job. `job_goes_on`: without it."""
-        for rank in self.reported.ranks:
+        for rank in list(self._processes.ranks):
             self._processes.kill_rank(rank, None)
+            self._processes.forget(rank)
         self._processes.hold(False)
         self.reported = Reported()
         self._release()
-        self._number = None
+        self._number, self.is_led = None, False
         self._successors.forgotten(job_goes_on)
 
     # -- the end -------------------------------------------------------------------------------------------------------

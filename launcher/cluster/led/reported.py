@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
 
-from launcher.cluster.wire import FromRank, Held
-from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.cluster.wire import FromRank, Happened, Stopped
 from launcher.joblog.events import Diagnostics, RankExited, RankLost, RankStarted
 from odyssey.plan.worker import Rank
 from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Position, position_after
@@ -28,6 +28,21 @@ class _Process:
         self.happened: list[RankStarted | RankExited | RankLost] = []
         self.said: dict[type, FromRank] = {}
 
+    @property
+    def ends(self) -> list[RankExited | RankLost]:
+        """What it has come to, if it has."""
+        return [event for event in self.happened if not isinstance(event, RankStarted)]
+
+    def told(self) -> Iterator[FromRank | Happened | Stopped]:
+        """That it has begun, what it said before its end, its end."""
+        words = [message.report for message in self.said.values()] if self.ends else []
+        happened = [Happened(self.number, event) for event in self.happened]
+        yield from happened[:1]
+        yield from (FromRank(self.number, _cut(report)) for report in words if isinstance(report, Finished | Failed))
+        yield from happened[1:]
+        if self.is_stopped:
+            yield Stopped(self.number, True)
+
 
 def _cut(report: Finished | Failed) -> Finished | Failed:
     """To as much as the first words of a link may hold for all ranks of a host."""
@@ -38,7 +53,7 @@ def _cut(report: Finished | Failed) -> Finished | Failed:
 
 
 class Reported:
-    """Of the ranks that this agent was asked for."""
+    """Of the ranks that this agent has had started."""
 
     def __init__(self) -> None:
         self._processes: dict[Rank, _Process] = {}
@@ -54,19 +69,15 @@ class Reported:
         return list(self._processes)
 
     def number(self, rank: Rank) -> int:
-        """The leading agent's of the rank's current process."""
+        """Of the rank's current process."""
         return self._processes[rank].number
 
-    def ends(self, rank: Rank) -> list[RankExited | RankLost]:
-        """What its current process has come to, if it has."""
-        return [event for event in self._processes[rank].happened if not isinstance(event, RankStarted)]
-
-    def rank_of(self, message: FromRank) -> Rank:
-        """Whose words these are, of those in `said`."""
-        return next(rank for rank, process in self._processes.items() if process.number == message.process)
+    def ends(self, number: int) -> list[RankExited | RankLost]:
+        """What the process of this number has come to, if it has."""
+        return [event for process in self._processes.values() if process.number == number for event in process.ends]
 
     def spawned(self, rank: Rank, number: int) -> None:
-        """A new process was asked for."""
+        """A new process is started."""
         self._processes[rank] = _Process(number)
 
     def stopped(self, rank: Rank, is_stopped: bool) -> bool:
@@ -112,19 +123,16 @@ class Reported:
         self._old.clear()
         self._went_back = False
 
-    def held(self, assignment: RankAssignment) -> Held:
-        """Of the rank's current process."""
-        process = self._processes[assignment.rank]
-        words = [message.report for message in process.said.values()] if self.ends(assignment.rank) else []
-        last = tuple(_cut(report) for report in words if isinstance(report, Finished | Failed))
-        return Held(process.number, assignment, tuple(process.happened), process.is_stopped, last)
+    def told(self) -> tuple[FromRank | Happened | Stopped, ...]:
+        """Of the current process of each rank, as far as the first words of a link may hold it."""
+        return tuple(chain.from_iterable(process.told() for process in self._processes.values()))
 
     def said(self) -> Iterator[FromRank]:
         """To be said again."""
         rank, speaker = 0, 0
         for number, process in self._processes.items():
             yield from process.said.values()
-            if not any(isinstance(event, RankExited | RankLost) for event in process.happened):
+            if not process.ends:
                 rank, speaker = number, process.number  # of those that are heard, whoever says that a unit is final
         for message, unit in (*self._old.values(), *self._results.values()) if speaker else ():
             yield replace(message, process=speaker, report=replace(unit, rank=rank))

@@ -16,6 +16,9 @@ class Successors(Protocol):
     def welcomed(self, listener: Listener, number: int, leader: int, address: Address, log: str) -> None:
         """This agent is in, and another one leads."""
 
+    def led_anew(self) -> None:
+        """By another one than before, whose word is here by which ranks start."""
+
     def passed(self, unit: Committed) -> bool:
         """A unit is final, as a rank here tells. Whether it is the first one here to do so."""
 

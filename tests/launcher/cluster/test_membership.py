@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,7 @@ from launcher.cluster.leading.roster import Roster
 from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
 from launcher.coordinator.machine import step
-from launcher.coordinator.rank_assignment import RankAssignment, assignments, homes, in_order
+from launcher.coordinator.rank_assignment import assignments, homes, in_order
 from launcher.coordinator.state import PlainState, State, Status
 from launcher.host.fitness.findings import Device, HostReport
 from launcher.joblog.events import (
@@ -35,6 +34,7 @@ from launcher.joblog.events import (
     RankStarted,
 )
 from launcher.options import Rendezvous, RunOptions
+from odyssey.plan.worker import Rank
 from odyssey.protocol.messages import Hello
 
 agents = st.lists(
@@ -85,21 +85,15 @@ def test_ranks_of_a_job_keep_their_seats_when_an_agent_is_lost() -> None:
     assert [coordination.home_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
 
 
-def test_who_leads_next_has_no_process_of_ranks_that_were_lost_with_their_agents_before() -> None:
-    class Here:
-        ranks: ClassVar[dict[int, object]] = {}
-        lacking: ClassVar[list[int]] = []
-
-        def has(self, rank: int) -> bool:
-            return False
-
-        def lacks(self, assignment: RankAssignment) -> None:
-            self.lacking.append(assignment.rank)
-
-    found = tuple(AgentInfo(i, f"h{i}", 1, 1) for i in range(2))
-    leader = SimpleNamespace(number=1, agents={})
-    cluster = Cluster(Here(), leader)  # type: ignore[arg-type]
-    assert cluster.take_over(homes(found), lambda rank: assignments(found, 0, 0)[rank]) == [0, 1] == Here.lacking
+def test_who_leads_next_says_nothing_to_ranks_that_were_lost_with_their_agents_before() -> None:
+    here = SimpleNamespace(has=lambda rank: rank == 1, send=lambda rank, data: heard.append(rank), is_there=lambda rank: True)
+    heard: list[int] = []
+    cluster = Cluster(here, SimpleNamespace(number=1, agents={}), lambda rank: rank)  # type: ignore[arg-type]
+    for rank in (0, 1):
+        cluster.send(Rank(rank), b"order")
+        cluster.kill_rank(Rank(0), None)
+    assert heard == [1]
+    assert [cluster.is_there(Rank(rank)) for rank in (0, 1)] == [False, True]
 
 
 def test_node_ranks_order_agents_only_if_all_ask_for_different_ones() -> None:

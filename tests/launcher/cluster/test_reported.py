@@ -7,13 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.cluster.led.reported import Reported
-from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank
-from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank, Happened, Stopped
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankLost, RankStarted
 from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Paused, Position, Result
 from tests.launcher.coordinator.talk import model
-
-SEAT = RankAssignment(0, 0, 0, 2, 2, 1, 0, 2)
 
 
 def unit(step: int, process: int, unit_in_step: int = 0) -> FromRank:
@@ -39,7 +36,6 @@ def test_units_are_told_by_a_rank_that_lives_those_that_are_final_as_well(monkey
     said = list(reported.said())
     assert positions(reported) == [(1, 0), (2, 0), (3, 0)]
     assert {(message.process, message.report.rank) for message in said if isinstance(message.report, Committed)} == {(10, 0)}
-    assert [reported.rank_of(message) for message in said] == [0, 0, 0]
     reported.happened(RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     assert list(reported.said()) == [], "nobody would hear of ranks that are gone"
 
@@ -92,26 +88,42 @@ def test_what_only_ranks_that_are_lost_have_passed_is_void_when_others_have_gone
 def test_what_ranks_left_behind_is_cut_to_what_first_words_may_hold() -> None:
     reported = Reported()
     for rank in range(16):
-        seat = replace(SEAT, rank=rank)
         reported.spawned(rank, rank)
         left = Diagnostics(error="E" * 10_000_000 + "end", traceback="T" * 100_000, last_lines="short")
         reported.reported(rank, FromRank(rank, Failed(rank, "E" * 10_000_000, "help", "T" * 10_000_000)))
         reported.happened(RankLost(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), False, left))
-        (words,), lost = reported.held(seat).last_words, reported.held(seat).happened[0]
-        assert isinstance(words, Failed) and words.help == "help"
-        assert isinstance(lost, RankLost)
-        assert lost.diagnostics.error.endswith("Eend") and lost.diagnostics.last_lines == "short"
-    held = tuple(reported.held(replace(SEAT, rank=rank)) for rank in range(16))
-    assert len(msgspec.msgpack.encode(Attach(b"t" * 16, 1, held))) < MAX_FIRST_BYTES
+    for message in reported.told():
+        if isinstance(message, FromRank):
+            assert isinstance(message.report, Failed) and message.report.help == "help"
+        else:
+            assert isinstance(message, Happened) and isinstance(message.event, RankLost)
+            assert message.event.diagnostics.error.endswith("Eend") and message.event.diagnostics.last_lines == "short"
+    assert len(reported.told()) == 32
+    assert len(msgspec.msgpack.encode(Attach(b"t" * 16, 1, reported.told()))) < MAX_FIRST_BYTES
+
+
+def test_a_process_is_told_of_in_the_order_in_which_it_went() -> None:
+    """What it said last counts before its end, and only then: of one that lives it is said again, whole, behind this."""
+    reported = Reported()
+    begun, lost = RankStarted(0, 100, 0), RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False)
+    reported.spawned(0, 10)
+    reported.happened(begun)
+    reported.reported(0, FromRank(10, Hello(0, model(), 1)))
+    reported.reported(0, ended := FromRank(10, Finished(0, (3, 0))))
+    reported.stopped(0, True)
+    assert reported.told() == (Happened(10, begun), Stopped(10, True))
+    reported.stopped(0, False)
+    reported.happened(lost)
+    assert reported.told() == (Happened(10, begun), ended, Happened(10, lost))
 
 
 def test_the_end_of_a_process_is_kept() -> None:
     reported = Reported()
     reported.spawned(0, 10)
     reported.happened(RankStarted(0, 100, 0))
-    assert reported.ends(0) == []
+    assert reported.ends(10) == []
     reported.happened(lost := RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
-    assert reported.ends(0) == [lost]
+    assert reported.ends(10) == [lost] and reported.ends(9) == []
 
 
 def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:
@@ -124,4 +136,4 @@ def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:
     assert list(reported.said()) == [again], "the end of a Job before is none of the one that follows"
     reported.spawned(0, 12)
     assert list(reported.said()) == []
-    assert reported.held(SEAT).process == 12 and reported.held(SEAT).happened == ()
+    assert reported.number(0) == 12 and reported.told() == ()

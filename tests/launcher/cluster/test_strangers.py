@@ -32,7 +32,6 @@ from launcher.cluster.links.authentication import Denied
 from launcher.cluster.links.connect import Address
 from launcher.cluster.listener import Listener
 from launcher.cluster.wire import WhichJob
-from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Frame, Stack
 from launcher.health.stalls import Sample
 from launcher.host.fitness.findings import Device, HostReport
@@ -285,9 +284,8 @@ def packed(message: msgspec.Struct) -> bytes:
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        (packed(wire.Happened(1, RankStarted(0, 7, 0))), "none of its own"),
-        (packed(wire.Happened(2, RankStarted(0, 7, 0))), "none of its own"),
-        (packed(wire.FromRank(1, msgspec.convert({"type": "Beat", "step": 1}, wire.Report))), "none of its own"),
+        (packed(wire.Happened(2, RankStarted(0, 7, 0))), "which is of rank 1"),
+        (packed(wire.FromRank(2, Finished(0, (9, 0)))), "which is of rank 1"),
         (packed(join("again")), "no message of ours"),
         (b"\x82\xa4type\xa4Told\xa4text\xa2\xff\xfe", "no message of ours"),
         (b"\x82\xa4type\xa4Told\xa4more" + b"\x91" * 100_000, "no message of ours"),
@@ -296,22 +294,24 @@ def packed(message: msgspec.Struct) -> bytes:
 )
 def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: LeaderOnALoop, says: bytes, why: str) -> None:
     good, bad = leader.member("good"), leader.member("bad")
-    assignment = RankAssignment(0, 0, 0, 2, 1, 2, 0, 2)
-    leader.within.agents[1].spawn(assignment)
-    leader.within.agents[2].spawn(msgspec.structs.replace(assignment, rank=1))
+    leader.within.agents[1].starts(0, 1)
+    leader.within.agents[2].starts(1, 2)
+    bad.say(wire.Happened(1, RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False)))  # of the other's: it is not heard
+    bad.say(wire.FromRank(1, Finished(0, (9, 0))))
+    bad.say(wire.Happened(77, RankStarted(1, 7, 0)))  # of nobody's
     bad.say_bytes(says)
     leader.until(lambda: leader.lost)
     assert leader.lost[0][0] == 2
     assert re.search(why, leader.lost[0][1])
     good.say(wire.Happened(1, RankStarted(0, 7, 0)))
     leader.until(lambda: leader.fed)
-    assert [event.rank for event in leader.fed] == [0]
+    assert leader.fed == [RankStarted(0, 7, 0)] and not leader.reports
     assert len(leader.lost) == 1
 
 
 def test_a_member_that_says_too_much_is_heard_for_a_while_and_then_now_and_again(leader: LeaderOnALoop) -> None:
     chatty, good = leader.member("chatty"), leader.member("good")
-    leader.within.agents[1].spawn(RankAssignment(0, 0, 0, 2, 1, 2, 0, 2))
+    leader.within.agents[1].starts(0, 1)
     for n in range(5000):
         chatty.say(wire.Notice(f"notice {n}"))
         chatty.say(wire.Happened(1, RankStarted(0, 7, 0)))
@@ -335,10 +335,9 @@ def test_a_member_that_says_too_much_is_heard_for_a_while_and_then_now_and_again
 
 def test_an_agent_that_has_a_rank_no_more_is_not_heard_of_it(leader: LeaderOnALoop) -> None:
     first, second = leader.member("first"), leader.member("second")
-    assignment = RankAssignment(0, 0, 0, 2, 1, 2, 0, 2)
-    leader.within.agents[1].spawn(assignment)
+    leader.within.agents[1].starts(0, 1)
     leader.within.agents[1].forget(0)
-    leader.within.agents[2].spawn(assignment)
+    leader.within.agents[2].starts(0, 2)
     first.say(wire.Happened(1, RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False)))
     first.say(wire.Notice("told"))
     leader.until(lambda: leader.said)
@@ -514,24 +513,22 @@ def test_who_would_begin_a_job_hears_that_one_lives_that_nobody_leads(leader: Le
 
 
 def test_after_another_agent_led_only_current_processes_are_ranks(leader: LeaderOnALoop) -> None:
-    """A member has had ranks that are another agent's by now; what became of those is no sink."""
+    """A member has had ranks that are another agent's by now, or have another process: what became of those is no event."""
     found: list[str] = []
-    assignment = RankAssignment(0, 0, 0, 2, 1, 2, 0, 2)
     lost = RankLost(0, Cause(CauseKind.ENDED, "SIGTERM"), False)
-    old = wire.Held(5, assignment, (RankStarted(0, 7, 0), lost), False)
+    old = (wire.Happened(5, RankStarted(0, 7, 0)), wire.Happened(5, lost))
     begun = RankStarted(1, 8, 0)
-    here = wire.Held(6, msgspec.structs.replace(assignment, rank=1), (begun, RankExited(1)), False, (Finished(1, (9, 0)),))
+    here = (wire.Happened(6, begun), wire.FromRank(6, Finished(1, (9, 0))), wire.Happened(6, RankExited(1)))
     agents = (AgentInfo(9, "before", 1, 1), AgentInfo(3, "far", 2, 1, address="127.0.0.1", port=1))
-    leader.within.take_over(agents, 9, lambda agent, seat: (agent, seat.rank) == (3, 1), 1e9, lambda: found.append("all"))
+    leader.within.take_over(agents, 9, lambda agent: {1: 6} if agent == 3 else {}, 1e9, lambda: found.append("all"))
     peer = leader.peer()
-    peer.say_frame(packed(wire.Attach(b"a" * 16, 3, (old, here))))
+    peer.say_frame(packed(wire.Attach(b"a" * 16, 3, (*old, *here))))
     leader.until(lambda: found)
     assert [event for event in leader.fed if isinstance(event, RankStarted | RankExited | RankLost)] == [begun, RankExited(1)]
     assert leader.reports == [(1, Finished(1, (9, 0)))], "what it said last is heard before its end"
     assert leader.within.agents[3].has(1) and not leader.within.agents[3].has(0)
     assert msgspec.msgpack.decode(peer.hear_frame(), type=wire.Answer) == wire.Resumed(0)
     assert isinstance(peer.hear(wire.FromLeader), wire.Welcome)
-    assert peer.hear(wire.FromLeader) == wire.KillRank(0)
     peer.say(wire.Happened(5, lost))  # again, on its way before
     peer.say(wire.Notice("still one of us"))
     leader.until(lambda: leader.said)
@@ -547,7 +544,7 @@ def computes(host: str, digest: str) -> HostReport:
 def test_who_comes_while_another_agent_begins_to_lead_is_compared_when_all_members_have_told(leader: LeaderOnALoop) -> None:
     hosts = {3: "far", 4: "farther"}
     agents = (AgentInfo(9, "before", 1, 1), *(AgentInfo(i, hosts[i], 2, 1, address="127.0.0.1", port=1) for i in hosts))
-    leader.within.take_over(agents, 9, lambda agent, seat: True, 1e9, lambda: None)
+    leader.within.take_over(agents, 9, lambda agent: {}, 1e9, lambda: None)
     new = []
     for host, digest in (("bad", "bad"), ("new", "good")):
         new.append(leader.peer())
@@ -762,19 +759,17 @@ def false_leader(tmp_path: Path) -> Iterator[FalseLeader]:
         b"\x82\xa4type\xa7Refused\xa4what\xa2\xff\xfe",
         b"\x82\xa4type\xa7KillAll\xa4more" + b"\x91" * 100_000,
         packed(wire.Signal(9999)),
-        packed(wire.SpawnRank(2, RankAssignment(-1, 0, 0, 1, 1, 1, 0, 1))),
+        packed(wire.DrillRank(0, -1)),
     ],
-    ids=["UTF-8", "nesting", "signal", "seat"],
+    ids=["UTF-8", "nesting", "signal", "drill"],
 )
 def test_a_member_whose_leader_talks_nonsense_ends_in_good_order(false_leader: FalseLeader, says: bytes) -> None:
     agent = false_leader.agent()
     peer = false_leader.accept()
     with peer.connection:
         peer.say(wire.Welcome(1, 0, "127.0.0.1", false_leader.port, "", "a log"))
-        peer.say(wire.SpawnRank(1, RankAssignment(0, 0, 0, 1, 1, 1, 0, 1)))
-        peer.hear(wire.FromMember)  # the rank is there
         # Nobody has such a rank: that is nobody's end.
-        for order in (wire.KillRank(7), wire.ToRank(7, b"x"), wire.EndRanks((9, -1)), wire.DrillRank(7, 9)):
+        for order in (wire.ToRank(1, 7, b"x"), wire.DrillRank(7, 9)):
             peer.say(order)
         peer.say_bytes(says)
         assert agent.end() == 1, agent.lines

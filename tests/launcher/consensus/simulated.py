@@ -218,6 +218,7 @@ class World:
     def _settle(self, number: int) -> None:
         """Take out what the agent has to say, and judge it."""
         agent = self.agents[number]
+        agent.node.tell_commits()
         for to, message in agent.node.take_messages():
             self.met[type(message).__name__] += 1
             if to in self.agents:

@@ -399,6 +399,24 @@ def test_members_learn_with_a_heartbeat_what_was_decided_last() -> None:
     assert group.payloads(1) == group.payloads(2) == [b"event"]
 
 
+def test_members_are_told_at_once_what_is_decided_and_once() -> None:
+    """Each as soon as it has the entries, though a quorum had them before."""
+    group = Group(of(0, 1, 2, 3))
+    group.cut = {3}
+    group.propose(0, b"event")
+    group.nodes[0].tell_commits()
+    group.settle()
+    assert [group.payloads(number) for number in range(4)] == [[b"event"]] * 3 + [[]]
+    group.nodes[0].tell_commits()
+    assert group.nodes[0].take_messages() == []
+
+    group.cut = set()
+    group.wait(ELECTION_S)  # it is sent again
+    group.nodes[0].tell_commits()
+    group.settle()
+    assert group.payloads(3) == [b"event"]
+
+
 def test_messages_in_any_order_and_twice_leave_the_same_log() -> None:
     sent = [AppendEntries(1, i, 1, tuple(Entry(1, b"%d" % j) for j in range(i, i + 2)), i) for i in range(1, 4)]
     for order in itertools.permutations([*sent, *sent], 6):
