@@ -22,7 +22,7 @@ from benchmarks import joblog, report, trial
 from benchmarks.kept import Kept
 from benchmarks.report import Cell
 from benchmarks.run import run
-from odyssey.plan.plan import Transition
+from odyssey.plan.estimate import Transition
 
 N_STEPS = 16
 """Of each generation: enough for a median."""

@@ -20,7 +20,8 @@ from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.joblog.events import Body, Cause, CauseKind, Event, JobStarted, Profiled, Proposed, RankLost
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, StateFrom
-from odyssey.protocol.messages import Hello, LayerSpec, ModelSpec, Paused, Ready
+from odyssey.protocol.model_spec import LayerSpec, ModelSpec
+from odyssey.protocol.reports import Hello, Paused, Ready
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 

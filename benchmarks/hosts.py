@@ -29,7 +29,7 @@ from benchmarks.trial import ROOT, TrialError
 from launcher.joblog import reader
 from launcher.joblog.events import AgentLost, Body, Event, GenerationStarted, LeaderChanged
 from odyssey.errors import OdysseyError
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from tests.hosts.network import Hosts, Impossible
 
 DETECT_S = 3.0

@@ -13,7 +13,7 @@ import msgspec
 
 from launcher.joblog import events
 from odyssey.plan.plan import Plan
-from odyssey.protocol.messages import Committed, Paused
+from odyssey.protocol.reports import Committed, Paused
 
 
 class Commit(msgspec.Struct, frozen=True):

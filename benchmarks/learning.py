@@ -27,7 +27,7 @@ from benchmarks.report import Row
 from benchmarks.run import run
 from launcher.joblog import reader
 from launcher.joblog.events import PlanChosen
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 
 N_RANKS = 4
 N_STEPS, EVERY, AWAY = 400, 50, 25

@@ -22,8 +22,8 @@ from benchmarks import report
 from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
+from odyssey.plan.moves import Move
 from odyssey.plan.pipelines import span_layers
-from odyssey.plan.plan import Move
 from perfmodel.profile.catalog import load_job
 from perfmodel.profile.profile import Link, Profile
 from perfmodel.step.costs import Costs

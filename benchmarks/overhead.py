@@ -24,8 +24,9 @@ from benchmarks import joblog, report, trial
 from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
+from odyssey.plan.moves import Keep, keep_runs
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Keep, LayerWork, Plan, Schedule, StateFrom, Work, keep_runs
+from odyssey.plan.plan import LayerWork, Plan, Schedule, StateFrom, Work
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import compute_order
 from strategies.building.compose import reductions

@@ -19,7 +19,7 @@ from benchmarks.published_systems import policies
 from benchmarks.report import Cell, Row
 from launcher.joblog import reader
 from launcher.joblog.events import Event, GenerationStarted, RankLost
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source

@@ -8,8 +8,9 @@ from functools import cache, partial
 
 from msgspec.structs import replace
 
+from odyssey.plan.estimate import Transition
 from odyssey.plan.pipelines import Stage
-from odyssey.plan.plan import Plan, Schedule, Transition
+from odyssey.plan.plan import Plan, Schedule
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from perfmodel.step.costs import has_halves
 from perfmodel.step.work import work_of

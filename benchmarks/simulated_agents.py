@@ -36,21 +36,10 @@ from launcher.processes.local_agent import LocalAgent
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.ranks import Processes
 from odyssey.plan.plan import Plan
-from odyssey.protocol.messages import (
-    Command,
-    Committed,
-    Go,
-    Hello,
-    Pause,
-    Paused,
-    Ping,
-    Pong,
-    Prepare,
-    Ready,
-    Report,
-    Result,
-    frame,
-)
+from odyssey.protocol.frames import frame
+from odyssey.protocol.orders import Command, Go, Pause, Ping, Prepare
+from odyssey.protocol.reports import Committed, Hello, Paused, Pong, Ready, Report
+from odyssey.protocol.units import Result
 
 KINDS = ("frames", "bytes", "links", "AppendEntries", "heartbeat", "Appended", "Committed", "FromRank", "beat", "other")
 """What agents send, at their links: frames of any kind, their bytes, connections as each side has them; and messages."""

@@ -32,7 +32,7 @@ from odyssey.model.whole import Whole
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from odyssey.protocol import link
-from odyssey.protocol.messages import NOTHING, UNUSABLE
+from odyssey.protocol.units import NOTHING, UNUSABLE
 from odyssey.runtime.agreed_numbers import N_RATE, rate_of
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches

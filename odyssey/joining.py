@@ -15,7 +15,7 @@ from odyssey.model.model import Model
 from odyssey.model.whole import Whole
 from odyssey.profiling.measure import measure
 from odyssey.protocol import link
-from odyssey.protocol.messages import ModelSpec
+from odyssey.protocol.model_spec import ModelSpec
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches, Samples
 from odyssey.runtime.engine import Engine

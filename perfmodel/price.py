@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import msgspec
 
+from odyssey.plan.estimate import Estimate
 from odyssey.plan.needs import SumOver
-from odyssey.plan.plan import Estimate, Plan
+from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from perfmodel.step.costs import Costs
 from perfmodel.step.finish import finish

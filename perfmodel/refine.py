@@ -15,7 +15,7 @@ import msgspec
 
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
-from odyssey.protocol.messages import Measured, OpTime, Trial
+from odyssey.protocol.reports import Measured, OpTime, Trial
 from perfmodel.profile.profile import LayerProfile, Profile
 from perfmodel.step.costs import Costs, has_input_gradient
 from perfmodel.step.timeline import timeline_of

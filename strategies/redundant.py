@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from odyssey.plan.moves import Keep
 from odyssey.plan.pipelines import spans_of
-from odyssey.plan.plan import Keep, Plan
+from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from strategies.building.routing import routed
 from strategies.building.taking_over import taken_over, without_lost

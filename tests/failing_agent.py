@@ -6,7 +6,7 @@ import sys
 
 from launcher.agent.agent import Agent
 from launcher.joblog.event_sink import Sender
-from odyssey.protocol.messages import Committed, Report
+from odyssey.protocol.reports import Committed, Report
 from odyssey_cli.__main__ import main
 
 heard = Agent.heard

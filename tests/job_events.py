@@ -17,10 +17,13 @@ from launcher.joblog.events import (
     RankLost,
     RankStarted,
 )
+from odyssey.plan.estimate import Estimate, Transition
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Estimate, Plan, Reduction, Route, Transition
+from odyssey.plan.plan import Plan, Reduction, Route
 from odyssey.plan.proof import prove
-from odyssey.protocol.messages import Committed, Hello, LayerSpec, ModelSpec, Paused, Ready, Result
+from odyssey.protocol.model_spec import LayerSpec, ModelSpec
+from odyssey.protocol.reports import Committed, Hello, Paused, Ready
+from odyssey.protocol.units import Result
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from perfmodel.profile.spread import Spread
 from strategies.situation import Candidate

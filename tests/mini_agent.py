@@ -22,29 +22,11 @@ from launcher.processes.environment import ADDRESS, AGENT_FD
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan, Schedule
 from odyssey.plan.proof import prove
-from odyssey.protocol.messages import (
-    Boundary,
-    Command,
-    Committed,
-    Deframer,
-    Drain,
-    Finished,
-    Follow,
-    Go,
-    Hello,
-    Measure,
-    Measured,
-    Offered,
-    Pause,
-    Paused,
-    Ping,
-    Pong,
-    Prepare,
-    Ready,
-    Report,
-    Result,
-    frame,
-)
+from odyssey.protocol.frames import Deframer, frame
+from odyssey.protocol.model_spec import Boundary
+from odyssey.protocol.orders import Command, Drain, Follow, Go, Measure, Pause, Ping, Prepare
+from odyssey.protocol.reports import Committed, Finished, Hello, Measured, Offered, Paused, Pong, Ready, Report
+from odyssey.protocol.units import Result
 from odyssey.zygote import protocol
 from perfmodel.profile.merge import merge
 from perfmodel.profile.profile import Profile

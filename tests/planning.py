@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from odyssey.plan.plan import Compute, ComputeOrder, Estimate, Move, Plan
+from odyssey.plan.estimate import Estimate
+from odyssey.plan.moves import Move
+from odyssey.plan.plan import Compute, ComputeOrder, Plan
 from perfmodel import price as pricing
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from perfmodel.step.costs import Costs

@@ -263,7 +263,7 @@ def loaded_after(statement: str) -> set[str]:
     "statement",
     [
         "import odyssey",
-        "import odyssey.plan.plan, odyssey.plan.schedule, odyssey.protocol.messages, odyssey.errors",
+        "import odyssey.plan.plan, odyssey.plan.schedule, odyssey.protocol.orders, odyssey.protocol.reports, odyssey.errors",
         "import odyssey_cli.__main__",
         "import odyssey_cli.run, odyssey_cli.display.screen, launcher.joblog.events, launcher.options",
         "import launcher.agent.start",

@@ -28,8 +28,9 @@ from benchmarks import (
 )
 from examples import demo
 from launcher.joblog.events import Body, Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, RankStarted
-from odyssey.plan.plan import Estimate, Transition
-from odyssey.protocol.messages import Committed, Paused, Result
+from odyssey.plan.estimate import Estimate, Transition
+from odyssey.protocol.reports import Committed, Paused
+from odyssey.protocol.units import Result
 from tests import ROOT, job_events
 from tests.launchers import free_port
 

@@ -51,7 +51,7 @@ from launcher.planning.planner import Planner
 from launcher.processes.environment import nccl_problem
 from launcher.processes.local_agent import LocalAgent
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Failed, Hello, Report
+from odyssey.protocol.reports import Failed, Hello, Report
 
 
 class Agent:

@@ -15,9 +15,9 @@ from launcher.coordinator.state import IN_FORCE, JobState, PlainState, State, St
 from launcher.failures.root_cause import RankEnd, root
 from launcher.joblog.events import AgentInfo, Event
 from launcher.options import RunOptions
-from odyssey.plan.plan import Transition
+from odyssey.plan.estimate import Transition
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Result
+from odyssey.protocol.units import Result
 
 
 class Coordination:

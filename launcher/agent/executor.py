@@ -33,7 +33,7 @@ from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from odyssey.errors import OdysseyError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Command, Pause, Prepare
+from odyssey.protocol.orders import Command, Pause, Prepare
 
 PAUSE_S, MEASURE_S = 0.0, 2.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""

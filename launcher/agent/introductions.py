@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Command, Known, Offered
+from odyssey.protocol.orders import Command, Known
+from odyssey.protocol.reports import Offered
 
 MAX_OPEN = 1024
 """Offers of one rank that others have not met yet. Torch waits for most before it makes the next one."""

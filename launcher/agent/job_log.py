@@ -14,7 +14,8 @@ from launcher.joblog.events import Body, Event, JobEnded, Note
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.owner import Owner
 from launcher.output.log_files import JobFolder
-from odyssey.protocol.messages import Committed, is_next
+from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import is_next
 
 Watch = Callable[[Event], None]
 

@@ -47,7 +47,10 @@ from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
 from odyssey.plan.worker import Rank, Worker
-from odyssey.protocol.messages import SAME_CALLS, Broken, Failed, Position, ReachedAt, frame
+from odyssey.protocol.frames import frame
+from odyssey.protocol.orders import ReachedAt
+from odyssey.protocol.reports import Broken, Failed
+from odyssey.protocol.units import SAME_CALLS, Position
 from odyssey.text import as_unicode
 from perfmodel.profile.profile import Profile
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from launcher.agent.coordination import Coordination
 from launcher.cluster.leading.cluster import Cluster
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Command, Ping, frame
+from odyssey.protocol.frames import frame
+from odyssey.protocol.orders import Command, Ping
 
 
 class Orders:

@@ -16,8 +16,8 @@ from launcher.planning.planner import Planner
 from launcher.processes.spawner import Spawner
 from odyssey.errors import OdysseyError
 from odyssey.plan.worker import Rank
-from odyssey.protocol import messages
-from odyssey.protocol.messages import Connected, Paused, Report, Word
+from odyssey.protocol import reports
+from odyssey.protocol.reports import Connected, Paused, Report, Word
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
@@ -64,49 +64,49 @@ class ReportRouter:
         """The current process of a rank says something."""
         rank = sender.rank
         match report:
-            case messages.Committed() as unit:
+            case reports.Committed() as unit:
                 self.units.told(unit)
-            case messages.Offered() as offered:
+            case reports.Offered() as offered:
                 if offered.generation == self._coordination.generation:
                     self._introductions.offered(rank, offered)
-            case messages.Pong() as pong:
+            case reports.Pong() as pong:
                 self._hangs.pong(rank, pong)
-            case messages.Broken() as broken:
+            case reports.Broken() as broken:
                 self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(broken))
-            case messages.OpTimes(generation=generation) as times:
+            case reports.OpTimes(generation=generation) as times:
                 if self._coordination.runs(generation):
                     self._planner.took(rank, times)
-            case messages.StepTimes(generation=generation):
+            case reports.StepTimes(generation=generation):
                 if self._coordination.runs(generation):
                     self._pass_on(report)
-            case messages.Measured() as measured:
+            case reports.Measured() as measured:
                 self._measured(rank, measured)
-            case messages.Ready(moved_bytes=moved_bytes, read_bytes=read_bytes):
+            case reports.Ready(moved_bytes=moved_bytes, read_bytes=read_bytes):
                 if moved_bytes:
                     self._explain(_way_of(rank, moved_bytes, read_bytes))
                 self._pass_on(report)
-            case messages.Finished():
+            case reports.Finished():
                 sender.has_finished = True
                 self._pass_on(report)
                 self._hangs.expect(FINISH_S, together=False)
-            case messages.Hello():
+            case reports.Hello():
                 sender.has_finished = False  # an earlier Job of its script, at most
                 self._pass_on(report)
-            case messages.Failed():
+            case reports.Failed():
                 sender.has_failed = True
                 self._pass_on(report)
-            case messages.Stepped(modules=modules):
+            case reports.Stepped(modules=modules):
                 if self._coordination.may_restart:
                     self._spawner.prepare(modules)
                 if self._coordination.is_plain:
                     self._has_progressed(rank)
-            case messages.Beat() as beat:
+            case reports.Beat() as beat:
                 self._has_progressed(rank)
                 self._stalls.beat(rank, beat)
-            case Paused() | Connected() | messages.CannotGoOn() | messages.Saved():
+            case Paused() | Connected() | reports.CannotGoOn() | reports.Saved():
                 self._pass_on(report)
 
-    def _measured(self, rank: Rank, report: messages.Measured) -> None:
+    def _measured(self, rank: Rank, report: reports.Measured) -> None:
         """A rank's part of the profile."""
         try:
             profiled = self._planner.measured(rank, report)
@@ -125,7 +125,7 @@ class ReportRouter:
     def _pass_on(self, word: Word) -> None:
         self._sink.event(word, f"rank {word.rank}", getattr(word, "generation", None))
 
-    def _still_broken(self, broken: messages.Broken) -> None:
+    def _still_broken(self, broken: reports.Broken) -> None:
         if self._coordination.runs(broken.generation):
             self._pass_on(broken)
 

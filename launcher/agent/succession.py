@@ -37,7 +37,7 @@ from launcher.joblog.events import (
 from launcher.planning import situations
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
-from odyssey.protocol.messages import Committed, Connected, Paused, Ready, StepTimes
+from odyssey.protocol.reports import Committed, Connected, Paused, Ready, StepTimes
 
 
 class _Story:

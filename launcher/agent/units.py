@@ -10,7 +10,9 @@ from launcher.health.job_hangs import JobHangs
 from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import UnitFinal
 from launcher.planning.planner import Planner
-from odyssey.protocol.messages import Committed, Follow, Result, is_next
+from odyssey.protocol.orders import Follow
+from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import Result, is_next
 
 STEPS_OF_AN_ENTRY = 256
 """So many steps at most before the agents are told: until then each keeps what its ranks have told of them."""

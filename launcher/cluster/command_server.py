@@ -31,7 +31,7 @@ from launcher.host.worker_thread import WorkerThread
 from launcher.output import log_reader
 from odyssey.codec import Malformed, Packed
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import packed
+from odyssey.protocol.frames import packed
 
 MAX_COMMANDS = 16
 """At a time; a further one takes the place of the one that has been there longest."""

@@ -21,7 +21,7 @@ from launcher.host.worker_thread import WorkerThread
 from launcher.options import RunOptions
 from odyssey.codec import Malformed, Packed
 from odyssey.errors import UsageError
-from odyssey.protocol.messages import packed
+from odyssey.protocol.frames import packed
 
 _answer = Packed(LedBy)
 

@@ -16,7 +16,7 @@ from launcher.consensus.messages import Message
 from launcher.consensus.node import ProtocolError
 from launcher.host.loop import Loop
 from odyssey.codec import Malformed, Packed
-from odyssey.protocol.messages import MAX_FRAME_BYTES, packed
+from odyssey.protocol.frames import MAX_FRAME_BYTES, packed
 
 MAX_QUEUED = 64
 """Messages for an agent that is being connected to; the oldest are lost first."""

@@ -16,7 +16,7 @@ from launcher.host.fitness.findings import HostReport
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
 from odyssey.codec import Count, Name, Pid, SignalNumber, check_ip_address
 from odyssey.plan.worker import Rank, RankNumber
-from odyssey.protocol.messages import Report
+from odyssey.protocol.reports import Report
 
 # -- member to leader --------------------------------------------------------------------------------------------------
 

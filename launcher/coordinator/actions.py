@@ -9,7 +9,7 @@ from odyssey.plan.needs import SumOver
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, Worker
-from odyssey.protocol.messages import Command
+from odyssey.protocol.orders import Command
 
 
 class SendOrder(msgspec.Struct, frozen=True):

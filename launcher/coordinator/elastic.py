@@ -40,7 +40,7 @@ from launcher.joblog.events import (
     Tick,
 )
 from odyssey.protocol.calls import ranks_alike
-from odyssey.protocol.messages import Failed
+from odyssey.protocol.reports import Failed
 
 PATIENCE_S = 3.0
 """How long ranks may take to end before it is said who is waited for; said again after ever longer times."""

@@ -17,7 +17,9 @@ from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import Cause, CauseKind, Note, Tick
 from launcher.joblog.wording import ranks_text
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Broken, Finish, Finished, Pause, Paused, Position, position_after
+from odyssey.protocol.orders import Finish, Pause
+from odyssey.protocol.reports import Broken, Finished, Paused
+from odyssey.protocol.units import Position, position_after
 
 ASK_AGAIN_S = 3.0
 """A rank that was in the script's own code when it was asked may train on by now, or be gone."""

@@ -13,7 +13,9 @@ from launcher.joblog.wording import ranks_text
 from odyssey.plan.needs import SumOver
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import ModelSpec, Paused, Position, Ready, Result, WholeGroup, position_after
+from odyssey.protocol.model_spec import ModelSpec
+from odyssey.protocol.reports import Paused, Ready, WholeGroup
+from odyssey.protocol.units import Position, Result, position_after
 
 
 def model_difference(models: Mapping[Rank, ModelSpec]) -> str | None:

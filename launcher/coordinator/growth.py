@@ -9,7 +9,7 @@ The groups of the next plan are built beside the training, so a newcomer that ca
 Who is asked to leave trains until then, and is a source of what it holds when the plan without it is taken; then it ends. A
 notice may say how much time there is: a rank for which that is too short trains on, and is ended when it is over.
 
-Nothing is cut and nothing is done twice: the ranks that train stop behind a unit that is final (messages.Drain). A loss
+Nothing is cut and nothing is done twice: the ranks that train stop behind a unit that is final (orders.Drain). A loss
 while they drain is a loss as any other. A rank that fails before it takes part costs the others nothing.
 """
 
@@ -58,7 +58,8 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Connect, Connected, Drain, Paused
+from odyssey.protocol.orders import Connect, Drain
+from odyssey.protocol.reports import Connected, Paused
 from perfmodel.worth.escalation import due_after_s
 from strategies.situation import Candidate
 from strategies.situation.faults import attempt

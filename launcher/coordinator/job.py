@@ -42,19 +42,9 @@ from launcher.joblog.events import (
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import ProfileError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import (
-    SAME_CALLS,
-    Broken,
-    CannotGoOn,
-    Connected,
-    Failed,
-    Finished,
-    Hello,
-    Pause,
-    Paused,
-    Ready,
-    Saved,
-)
+from odyssey.protocol.orders import Pause
+from odyssey.protocol.reports import Broken, CannotGoOn, Connected, Failed, Finished, Hello, Paused, Ready, Saved
+from odyssey.protocol.units import SAME_CALLS
 
 _SAME_MODEL = "all ranks must be given the same model and data: check what depends on the rank"
 

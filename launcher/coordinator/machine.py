@@ -15,7 +15,7 @@ from launcher.coordinator.restart_policy import Policy
 from launcher.coordinator.state import JobState, PlainState, Replicas, State, Status
 from launcher.failures.root_cause import is_from_outside
 from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, UnitFinal
-from odyssey.protocol.messages import Broken, Hello
+from odyssey.protocol.reports import Broken, Hello
 
 
 def step(state: State, event: Event) -> tuple[State, Actions]:

@@ -15,7 +15,7 @@ from launcher.coordinator.state import JobState, Replicas, Status
 from launcher.joblog.events import Note
 from launcher.joblog.wording import ranks_text
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Hello
+from odyssey.protocol.reports import Hello
 
 
 def made(job: JobState, body: Hello) -> None:

@@ -15,7 +15,9 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from odyssey.plan.worker import Rank, numbers_from
-from odyssey.protocol.messages import ModelSpec, Paused, Position, Ready
+from odyssey.protocol.model_spec import ModelSpec
+from odyssey.protocol.reports import Paused, Ready
+from odyssey.protocol.units import Position
 
 
 class RankState(enum.StrEnum):

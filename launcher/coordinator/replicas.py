@@ -20,7 +20,8 @@ from launcher.joblog.wording import ranks_text, seconds_text
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, StateFrom
 from odyssey.plan.worker import Rank, Worker
-from odyssey.protocol.messages import CannotGoOn, HandOn, Paused, Result, Saved
+from odyssey.protocol.reports import CannotGoOn, HandOn, Paused, Saved
+from odyssey.protocol.units import Result
 
 SPEAKER = Rank(0)
 """Scripts let this rank save, log and read for all."""

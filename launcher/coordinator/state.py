@@ -21,8 +21,9 @@ from odyssey.codec import Malformed, Packed
 from odyssey.plan.plan import Plan
 from odyssey.plan.rest import Rest
 from odyssey.plan.worker import Rank, numbers_from
-from odyssey.protocol import messages
-from odyssey.protocol.messages import ModelSpec, Position, Result, position_after
+from odyssey.protocol import frames
+from odyssey.protocol.model_spec import ModelSpec
+from odyssey.protocol.units import Position, Result, position_after
 from perfmodel.profile.profile import Profile
 from perfmodel.worth.reliability import WINDOW_S
 
@@ -313,7 +314,7 @@ _decoders = {_PLAIN: Packed(PlainState), _JOB: Packed(JobState)}
 
 def packed(state: State) -> bytes:
     """All of it, for `unpacked`."""
-    return (_JOB if isinstance(state, JobState) else _PLAIN) + messages.packed(state)
+    return (_JOB if isinstance(state, JobState) else _PLAIN) + frames.packed(state)
 
 
 def unpacked(data: bytes) -> State:

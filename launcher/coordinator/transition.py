@@ -22,12 +22,15 @@ from launcher.coordinator.workers import workers_of
 from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
+from odyssey.plan.moves import Move, move_runs
 from odyssey.plan.pipelines import Stage
-from odyssey.plan.plan import Move, Plan, StateFrom, move_runs
+from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.proof import prove
 from odyssey.plan.rest import Rest, rest_of_step
 from odyssey.plan.worker import Rank, worker_of
-from odyssey.protocol.messages import Go, Pause, Paused, Position, Prepare, Ready, Result, is_next
+from odyssey.protocol.orders import Go, Pause, Prepare
+from odyssey.protocol.reports import Paused, Ready
+from odyssey.protocol.units import Position, Result, is_next
 from strategies.situation.faults import attempt
 
 JOIN_S, STARTS_OF_PATIENCE = 60.0, 10

@@ -25,7 +25,7 @@ from launcher.joblog.events import (
     Restarting,
 )
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Committed, Failed
+from odyssey.protocol.reports import Committed, Failed
 
 
 class Attempt(msgspec.Struct, frozen=True):

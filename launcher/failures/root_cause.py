@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from launcher.joblog.events import Body, Cause, CauseKind, Diagnostics, RankExited, RankLost
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Failed
+from odyssey.protocol.reports import Failed
 
 SUDDEN_S = 1.0
 """What the kernel ended within this time after an exception elsewhere was not ended by that exception: it may be its cause."""

@@ -24,7 +24,8 @@ from launcher.host.loop import Loop, Timer
 from launcher.joblog.wording import ranks_text, seconds_text
 from odyssey.plan.worker import Rank
 from odyssey.protocol.calls import Unit, difference
-from odyssey.protocol.messages import Pong, Position
+from odyssey.protocol.reports import Pong
+from odyssey.protocol.units import Position
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
 """After the longer of these, ranks are asked where they are."""

@@ -40,7 +40,7 @@ from statistics import median, median_low
 from typing import NamedTuple, TypeVar
 
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import OpTime
+from odyssey.protocol.reports import OpTime
 
 SLOW = math.log(1.1)
 """Excess from which on a rank is slow; below half of it, it no longer is. Changes of more than 10 % raise Greyhound's alarm."""

@@ -18,7 +18,7 @@ from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import AtStep, Body, Cause, CauseKind, Resumed, Stalled
 from launcher.joblog.wording import seconds_text
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Beat
+from odyssey.protocol.reports import Beat
 
 LOOKS_PER_TIMEOUT, SOONEST_LOOK_S, LATEST_LOOK_S = 8, 0.1, 5.0
 LATEST_REPEAT_S = 3600.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from launcher.health.life import IDLE_S, is_a_sign
 from launcher.health.stalls import Sample
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Pong
+from odyssey.protocol.reports import Pong
 
 
 class _Standing(NamedTuple):

@@ -9,7 +9,7 @@ from launcher.host.loop import Loop
 
 
 class SendBuffer:
-    """Bytes for one socket, whole frames (odyssey.protocol.messages.frame) one after the other."""
+    """Bytes for one socket, whole frames (odyssey.protocol.frames) one after the other."""
 
     def __init__(self) -> None:
         self._unsent = bytearray()

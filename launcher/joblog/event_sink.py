@@ -12,7 +12,7 @@ from launcher.joblog.events import Body, StopRequested
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Report
+from odyssey.protocol.reports import Report
 
 
 class Sender(Protocol):

@@ -1,7 +1,7 @@
 """The events of a job: what its log `events.jsonl` holds, one JSON object a line, append-only.
 
 The coordinator's state is a fold over this log; the display, `odyssey status`, `odyssey plan` and post-mortems are
-readers of it and of nothing else. Inputs are what happened, by agents and, as they say it, by ranks (messages.Word);
+readers of it and of nothing else. Inputs are what happened, by agents and, as they say it, by ranks (reports.Word);
 decisions are what the coordinator made of it.
 """
 
@@ -14,7 +14,8 @@ import msgspec
 from odyssey.codec import Json, Name, Pid, check_ip_address, to_json
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Result, Word
+from odyssey.protocol.reports import Word
+from odyssey.protocol.units import Result
 from perfmodel.profile.profile import Profile
 from strategies.situation import Aim, Candidate
 

@@ -14,7 +14,7 @@ from launcher.joblog.events import CauseKind, Event, JobEnded, JobStarted, RankL
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Failed
+from odyssey.protocol.reports import Failed
 
 Watch = Callable[[Event], None]
 

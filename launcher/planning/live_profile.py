@@ -17,7 +17,8 @@ from odyssey import control_group
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, Worker, ranks_of
-from odyssey.protocol.messages import Committed, Hello, Measured, ModelSpec, OpTimes
+from odyssey.protocol.model_spec import ModelSpec
+from odyssey.protocol.reports import Committed, Hello, Measured, OpTimes
 from odyssey.protocol.trial import trial_plan
 from perfmodel.profile.profile import Profile
 

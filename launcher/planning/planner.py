@@ -18,7 +18,8 @@ from launcher.planning.live_profile import LiveProfile
 from launcher.planning.situations import PlanSearch, expected_change
 from odyssey.plan.approximation import LowRank
 from odyssey.plan.worker import Rank, Worker
-from odyssey.protocol.messages import Committed, Measure, Measured, OpTimes
+from odyssey.protocol.orders import Measure
+from odyssey.protocol.reports import Committed, Measured, OpTimes
 from perfmodel.profile.profile import Profile
 from perfmodel.worth.reliability import ExpectedChange
 

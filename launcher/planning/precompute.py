@@ -23,7 +23,7 @@ from launcher.host.handle import Handle
 from launcher.host.send_buffer import SendBuffer
 from odyssey.codec import Malformed, Packed
 from odyssey.plan.worker import Worker
-from odyssey.protocol.messages import Deframer, frame
+from odyssey.protocol.frames import Deframer, frame
 from strategies.situation import Candidate, Situation
 from strategies.situation.faults import attempt
 

@@ -29,7 +29,8 @@ from launcher.output.streams import RankStreams
 from launcher.processes.environment import AGENT_FD, for_zygote
 from odyssey.codec import Malformed, Packed
 from odyssey.errors import UsageError
-from odyssey.protocol.messages import Deframer, Report
+from odyssey.protocol.frames import Deframer
+from odyssey.protocol.reports import Report
 from odyssey.zygote import protocol
 from odyssey.zygote.protocol import ForkRank, ForkStore, ForkTimers
 

@@ -40,7 +40,7 @@ from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import is_of
+from odyssey.protocol.reports import is_of
 from odyssey.runtime import nccl
 
 

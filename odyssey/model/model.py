@@ -25,7 +25,7 @@ from odyssey.model.given import OptimizerFactory, SchedulerFactory
 from odyssey.model.packing import digest
 from odyssey.model.state_shard import StateShard
 from odyssey.model.statistics import Statistics
-from odyssey.protocol.messages import LayerSpec
+from odyssey.protocol.model_spec import LayerSpec
 
 LayerFactory = Callable[[], nn.Module]
 Occurrence = tuple[int, str]  # layer number and the parameter's name in it

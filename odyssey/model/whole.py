@@ -23,7 +23,7 @@ from odyssey.model.given import in_words, needs_closure
 from odyssey.model.model import Model
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
-from odyssey.protocol.messages import LayerSpec
+from odyssey.protocol.model_spec import LayerSpec
 
 
 class Loss(nn.Module):

@@ -2,7 +2,8 @@
 
 In reading order:
 
-plan.py           who holds which layers and runs which micro-batch
+plan.py           who holds which layers and runs which micro-batch; moves.py: what is moved and kept for that
+estimate.py       what the performance model says of it
 worker.py         what a plan places layers on, and the ranks of that
 pipelines.py      its pipelines, alike ones written once; layout.py: `2x4`, as people write and read them
 approximation.py  whose gradients are approximate

@@ -12,10 +12,9 @@ distributes the positions: each pipeline has as many as it says, in micro-batche
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate
-from typing import Annotated
 
 import msgspec
 
@@ -23,23 +22,20 @@ from odyssey.codec import Json, Malformed, to_json
 from odyssey.errors import PlanError
 from odyssey.kernel import Kind
 from odyssey.plan.approximation import Approximation
+from odyssey.plan.estimate import Estimate
 from odyssey.plan.layout import layout_text
+from odyssey.plan.moves import MAX_MOVES, KeepRun, Move, MoveRun
 from odyssey.plan.pipelines import (
     MAX_STAGES,
     NOTHING,
     Block,
-    NumberOf,
     Pipeline,
     Stage,
     holders_by_layer,
     pipelines_of,
-    runs_of,
     span_layers,
 )
-from odyssey.plan.worker import Rank, Worker, numbers_from, ranks_of, worker_of
-
-MAX_MOVES = 1 << 22
-"""More layers than all ranks of a large cluster hold together."""
+from odyssey.plan.worker import Rank, Worker, ranks_of, worker_of
 
 
 class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -139,114 +135,6 @@ class ReduceGroup(msgspec.Struct, frozen=True):
     workers: tuple[Worker, ...]
     layers: tuple[int, ...]
     ties: tuple[int, ...]
-
-
-class Move(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The state of `layer` (parameters, buffers, optimizer, scheduler) goes from `source` to `target` before `step`."""
-
-    layer: int
-    source: Worker
-    target: Worker
-
-
-class MoveRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`n` moves in a row, each of which is the one before it with `step` added: to layer, source and target."""
-
-    first: Move
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_MOVES)]
-    step: tuple[int, int, int]
-
-    @property
-    def moves(self) -> Iterator[Move]:
-        first, (layer, source, target) = self.first, self.step
-        pairs = zip(numbers_from(first.source, self.n, source), numbers_from(first.target, self.n, target), strict=True)
-        return (Move(first.layer + i * layer, *pair) for i, pair in enumerate(pairs))
-
-
-def move_runs(moves: Iterable[Move]) -> tuple[MoveRun, ...]:
-    """The same moves in the same order."""
-    found: list[tuple[Move, int, tuple[int, int, int]]] = []
-    last = None
-    for move in moves:
-        step = None if last is None else (move.layer - last.layer, move.source - last.source, move.target - last.target)
-        if step is not None and (found[-1][1] == 1 or step == found[-1][2]):
-            found[-1] = found[-1][0], found[-1][1] + 1, step
-        else:
-            found.append((move, 1, (0, 0, 0)))
-        last = move
-    return tuple(MoveRun(*run) for run in found)
-
-
-class Keep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`worker` has the state of layers `[first, stop)` beside those that it runs, and steps them with those who run them."""
-
-    worker: Worker
-    first: int
-    stop: int
-
-    @property
-    def layers(self) -> range:
-        return range(self.first, self.stop)
-
-
-class KeepRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`n` of them, of the same layers, each by the worker before it plus `stride`."""
-
-    keep: Keep
-    n: NumberOf
-    stride: int
-
-    @property
-    def workers(self) -> Iterable[Worker]:
-        return numbers_from(self.keep.worker, self.n, self.stride)
-
-    @property
-    def keeps(self) -> Iterator[Keep]:
-        return (Keep(worker, self.keep.first, self.keep.stop) for worker in self.workers)
-
-
-def keep_runs(keeps: Iterable[Keep]) -> tuple[KeepRun, ...]:
-    """The same, ordered by layers and workers."""
-    by_span: dict[tuple[int, int], list[Worker]] = {}
-    for keep in sorted(keeps, key=lambda keep: (keep.first, keep.stop, keep.worker)):
-        by_span.setdefault((keep.first, keep.stop), []).append(keep.worker)
-    return tuple(
-        KeepRun(Keep(run.first, *span), run.n, run.stride)
-        for span, workers in by_span.items()
-        for run in runs_of(workers)
-        if run.first is not None
-    )
-
-
-class Transition(msgspec.Struct, frozen=True):
-    """Seconds from the loss to the first op of the next generation, by part. `rest_s`: orders on their way, rolling forward,
-    proofs."""
-
-    detect_s: float = 0.0
-    pause_s: float = 0.0
-    search_s: float = 0.0
-    spawn_s: float = 0.0
-    groups_s: float = 0.0
-    moves_s: float = 0.0
-    warm_up_s: float = 0.0
-    rest_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        return float(sum(getattr(self, part) for part in self.__struct_fields__))
-
-
-class Estimate(msgspec.Struct, frozen=True):
-    """What the performance model says of a Plan. `objective` is useful samples per second, see perfmodel/worth/objective.py.
-    `beside_s`: what is done for it beside the training, before the transition: groups are built. `kept_s`: by which its first
-    step is shorter than its others in the mean, as of the step that was cut something is kept."""
-
-    step_s: float
-    transition: Transition
-    peak_bytes: int
-    objective: float
-    beside_s: float = 0.0
-    kept_s: float = 0.0
 
 
 class StateFrom(enum.StrEnum):

@@ -7,8 +7,9 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from odyssey.plan.moves import Move, MoveRun, keep_runs, move_runs
 from odyssey.plan.pipelines import Block, Column, Run, runs_of
-from odyssey.plan.plan import Move, MoveRun, Plan, Route, keep_runs, move_runs
+from odyssey.plan.plan import Plan, Route
 from odyssey.plan.worker import Worker
 
 

@@ -30,7 +30,9 @@ from odyssey.profiling.beside_reduction import beside_reduction
 from odyssey.profiling.sample_independence import Conditions, layer_problem, loss_problem
 from odyssey.profiling.saved_bytes import saved_bytes
 from odyssey.profiling.trial_run import try_steps
-from odyssey.protocol.messages import LayerCost, Measure, Measured
+from odyssey.protocol.model_spec import LayerCost
+from odyssey.protocol.orders import Measure
+from odyssey.protocol.reports import Measured
 from odyssey.protocol.trial import trial_plan
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import describe, detached, flatten

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Position
+from odyssey.protocol.units import Position
 
 CALLS = {
     "step": "steps()",

@@ -23,7 +23,9 @@ from collections.abc import Callable
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Command, Deframer, Failed, ReachedAt, Report, send
+from odyssey.protocol.frames import Deframer, send
+from odyssey.protocol.orders import Command, ReachedAt
+from odyssey.protocol.reports import Failed, Report
 from odyssey.text import as_unicode
 from odyssey.tracebacks import users_frames, without_ours
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, StateFrom
 from odyssey.plan.proof import prove
-from odyssey.protocol.messages import ModelSpec
+from odyssey.protocol.model_spec import ModelSpec
 
 N_MICRO_BATCHES = 2
 """For each stage, at most: a pipeline is full for half of the step then."""

@@ -15,7 +15,7 @@ import torch
 from torch.futures import Future
 
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Position
+from odyssey.protocol.units import Position
 from odyssey.runtime.cut import Cut
 
 

@@ -23,18 +23,10 @@ from odyssey.plan.rest import Rest, Summed
 from odyssey.plan.schedule import Op
 from odyssey.plan.worker import Rank, Worker
 from odyssey.protocol.link import AgentLink
-from odyssey.protocol.messages import (
-    Boundary,
-    CannotGoOn,
-    LayerSpec,
-    Measure,
-    Measured,
-    ModelSpec,
-    Position,
-    Ready,
-    Report,
-    Saved,
-)
+from odyssey.protocol.model_spec import Boundary, LayerSpec, ModelSpec
+from odyssey.protocol.orders import Measure
+from odyssey.protocol.reports import CannotGoOn, Measured, Ready, Report, Saved
+from odyssey.protocol.units import Position
 from odyssey.replicas.backward import Backward
 from odyssey.replicas.operation import Kept, Operation, Sum, handed_on
 from odyssey.runtime.cut import Cut

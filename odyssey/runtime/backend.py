@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from odyssey.model.model import Model
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
-from odyssey.protocol.messages import Boundary, ModelSpec
+from odyssey.protocol.model_spec import Boundary, ModelSpec
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.computation import Computation
 from odyssey.runtime.job_spec import JobSpec

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from odyssey.errors import JobError
-from odyssey.protocol.messages import Boundary, TensorSpec
+from odyssey.protocol.model_spec import Boundary, TensorSpec
 
 
 def flatten(value: Any, layer: int) -> list[torch.Tensor]:

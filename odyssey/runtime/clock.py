@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from odyssey.protocol.messages import OpTime
+from odyssey.protocol.reports import OpTime
 
 Key = tuple[str, int, int, int]
 

@@ -17,21 +17,8 @@ from typing import Any
 from odyssey.plan.needs import Needs
 from odyssey.plan.schedule import Op
 from odyssey.protocol.link import AgentLink
-from odyssey.protocol.messages import (
-    Broken,
-    Command,
-    Connect,
-    Connected,
-    Drain,
-    Go,
-    HandOn,
-    Known,
-    Pause,
-    Paused,
-    Ping,
-    Pong,
-    Stop,
-)
+from odyssey.protocol.orders import Command, Connect, Drain, Go, Known, Pause, Ping, Stop
+from odyssey.protocol.reports import Broken, Connected, HandOn, Paused, Pong
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase

@@ -17,7 +17,7 @@ from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.rest import Rest, rest_plan
 from odyssey.plan.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
 from odyssey.plan.worker import Worker
-from odyssey.protocol.messages import Boundary
+from odyssey.protocol.model_spec import Boundary
 from odyssey.runtime import metrics
 from odyssey.runtime.agreed_numbers import rates_told
 from odyssey.runtime.approximate import Healthy

@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from odyssey.plan.needs import Needs, SumOver
 from odyssey.plan.worker import Rank, Worker, ranks_of
-from odyssey.protocol.messages import Known, Offered, WholeGroup
+from odyssey.protocol.orders import Known
+from odyssey.protocol.reports import Offered, WholeGroup
 from odyssey.runtime import nccl, peer_memory, peers
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import Introductions

@@ -42,7 +42,7 @@ def tell_last_step() -> None:
 
 def _send(step: int | None) -> None:
     from odyssey.protocol.link import connect
-    from odyssey.protocol.messages import Beat
+    from odyssey.protocol.reports import Beat
 
     link = connect()
     if link is not None:

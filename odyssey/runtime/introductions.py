@@ -17,7 +17,8 @@ from typing import NamedTuple
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Known, Offered
+from odyssey.protocol.orders import Known
+from odyssey.protocol.reports import Offered
 from odyssey.runtime.connections import Connections, Endpoint, endpoint
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.peer_memory import CARD_BYTES, card

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from odyssey.errors import JobError
 from odyssey.model.given import Loss, OptimizerFactory, with_metrics
 from odyssey.model.sublayers import Names
-from odyssey.protocol.messages import ModelSpec
+from odyssey.protocol.model_spec import ModelSpec
 from odyssey.runtime.prefetcher import Prefetcher
 
 TO_ROUNDING: Literal["to rounding"] = "to rounding"

@@ -12,7 +12,10 @@ from odyssey.model.model import Model
 from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.rest import Rest, Summed, kept_layers
 from odyssey.plan.worker import Worker
-from odyssey.protocol.messages import Boundary, Measure, Measured, ModelSpec, OpTimes, Position, Ready, Report
+from odyssey.protocol.model_spec import Boundary, ModelSpec
+from odyssey.protocol.orders import Measure
+from odyssey.protocol.reports import Measured, OpTimes, Ready, Report
+from odyssey.protocol.units import Position
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn

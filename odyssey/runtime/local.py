@@ -12,7 +12,7 @@ from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, StateFrom
 from odyssey.plan.proof import prove
 from odyssey.plan.worker import Rank, worker_of
-from odyssey.protocol.messages import Position, Result, position_after
+from odyssey.protocol.units import Position, Result, position_after
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from odyssey.errors import JobError
 from odyssey.protocol.calls import CALLS
-from odyssey.protocol.messages import Position, Result, position_after
+from odyssey.protocol.units import Position, Result, position_after
 
 
 class PassedUnits:

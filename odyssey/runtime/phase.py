@@ -20,7 +20,7 @@ from enum import Enum
 
 from odyssey.errors import JobError, OdysseyError
 from odyssey.protocol.calls import CALLS, Unit
-from odyssey.protocol.messages import SAME_CALLS, Position, Result, position_after
+from odyssey.protocol.units import SAME_CALLS, Position, Result, position_after
 
 
 class Activity(Enum):

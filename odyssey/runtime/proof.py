@@ -10,7 +10,8 @@ import time
 
 from odyssey.model.model import Model
 from odyssey.model.packing import digest
-from odyssey.protocol.messages import Position, Ready
+from odyssey.protocol.reports import Ready
+from odyssey.protocol.units import Position
 from odyssey.runtime.data import layer_seed
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.job_spec import JobSpec

@@ -7,7 +7,7 @@ has issued an op, or has waited for it.
 from __future__ import annotations
 
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import StepTimes
+from odyssey.protocol.reports import StepTimes
 
 RECORDED_STEP = 3
 """Of those that a generation has applied, counted from 1."""

@@ -32,26 +32,9 @@ from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.worker import Rank, worker_of
 from odyssey.protocol.calls import CALLS, N_CODE, Unit, difference
 from odyssey.protocol.link import AgentLink
-from odyssey.protocol.messages import (
-    OF_REPLICAS,
-    SAME_CALLS,
-    STEPS,
-    Broken,
-    Command,
-    Committed,
-    Connect,
-    Finish,
-    Finished,
-    Follow,
-    Go,
-    HandOn,
-    Hello,
-    Measure,
-    Position,
-    Prepare,
-    Result,
-    position_after,
-)
+from odyssey.protocol.orders import Command, Connect, Finish, Follow, Go, Measure, Prepare
+from odyssey.protocol.reports import Broken, Committed, Finished, HandOn, Hello
+from odyssey.protocol.units import OF_REPLICAS, SAME_CALLS, STEPS, Position, Result, position_after
 from odyssey.runtime import nccl
 from odyssey.runtime.agreed_numbers import alike, told, untold
 from odyssey.runtime.control import COMMIT, START, Control

@@ -19,7 +19,7 @@ import torch
 from odyssey.errors import OdysseyError
 from odyssey.model.model import Model
 from odyssey.model.packing import digest_bytes, offsets_of, pack, unpack
-from odyssey.plan.plan import Move
+from odyssey.plan.moves import Move
 from odyssey.plan.worker import Worker
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.peer_memory import Part

@@ -15,7 +15,10 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.rest import Rest, Summed
 from odyssey.plan.schedule import Op
 from odyssey.plan.worker import Rank, Worker
-from odyssey.protocol.messages import Boundary, Measure, Measured, ModelSpec, Position, Ready, Report
+from odyssey.protocol.model_spec import Boundary, ModelSpec
+from odyssey.protocol.orders import Measure
+from odyssey.protocol.reports import Measured, Ready, Report
+from odyssey.protocol.units import Position
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.transfer import Moved

@@ -45,7 +45,7 @@ def tell_at_first_step() -> None:
         handles.pop().remove()
         if os.getpid() == pid:
             from odyssey.protocol.link import connect
-            from odyssey.protocol.messages import Stepped
+            from odyssey.protocol.reports import Stepped
 
             link = connect()
             if link is not None:

@@ -40,7 +40,7 @@ from launcher.joblog.events import (
 from launcher.joblog.wording import loss_text
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Paused, Ready
+from odyssey.protocol.reports import Committed, Failed, Finished, Hello, Paused, Ready
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fidelity import fidelity
 from odyssey_cli.display.rank_state import RankState

@@ -29,7 +29,7 @@ from launcher.joblog.events import (
     Suspected,
 )
 from launcher.joblog.wording import loss_text
-from odyssey.protocol.messages import Failed, Hello
+from odyssey.protocol.reports import Failed, Hello
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_words import in_words

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from launcher.coordinator.rank_assignment import in_order, seats_with
 from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobStarted, LeaderChanged, RankStarted, Restarting
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Hello
+from odyssey.protocol.reports import Hello
 
 
 class Agents:

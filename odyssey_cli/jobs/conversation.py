@@ -15,7 +15,7 @@ from launcher.cluster.questions import Answer, Ask, NotLeading, Question
 from launcher.host.loop import Loop
 from odyssey.codec import Malformed, Packed
 from odyssey.errors import OdysseyError
-from odyssey.protocol.messages import MAX_FRAME_BYTES, packed
+from odyssey.protocol.frames import MAX_FRAME_BYTES, packed
 from odyssey_cli.jobs.find import FoundJob
 
 ANSWER_S = 10.0

@@ -9,7 +9,7 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Hello
+from odyssey.protocol.reports import Hello
 from odyssey_cli.command_line.values import duration_s
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation

@@ -17,7 +17,7 @@ from rich.console import Console
 from launcher.joblog import reader
 from launcher.joblog.events import Event, GenerationStarted
 from odyssey.errors import OdysseyError, UsageError
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.render import render
 from odyssey_cli.errors import report

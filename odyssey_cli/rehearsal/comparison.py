@@ -21,7 +21,7 @@ from launcher.joblog.events import Event, GenerationStarted, PlanChosen, Propose
 from launcher.joblog.exit_codes import SIGNALS
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.timeline.change import sentences

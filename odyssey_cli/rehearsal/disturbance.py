@@ -14,7 +14,7 @@ import msgspec
 from launcher.host import proc
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from odyssey_cli.display import quantities
 
 LEAST_SHARE = 0.01

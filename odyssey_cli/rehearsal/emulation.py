@@ -22,7 +22,8 @@ from odyssey.plan.buckets import Bucket, Start, buckets, starts
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.schedule import Op, Receive, Send
 from odyssey.plan.worker import Worker
-from odyssey.protocol.messages import Boundary, ModelSpec, OpTime, TensorSpec
+from odyssey.protocol.model_spec import Boundary, ModelSpec, TensorSpec
+from odyssey.protocol.reports import OpTime
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.clock import Clock

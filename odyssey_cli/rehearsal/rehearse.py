@@ -18,7 +18,7 @@ from launcher.options import RunOptions
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Finished, Hello
+from odyssey.protocol.reports import Finished, Hello
 from odyssey_cli import files, run
 from odyssey_cli.command_line import values
 from odyssey_cli.command_line.typed_requests import RehearseRequest

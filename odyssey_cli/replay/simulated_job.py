@@ -42,20 +42,10 @@ from launcher.planning.situations import expected_change, proposed
 from odyssey.errors import OdysseyError
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, Worker, numbers_from, worker_of
-from odyssey.protocol.messages import (
-    Connect,
-    Connected,
-    Drain,
-    Hello,
-    ModelSpec,
-    Pause,
-    Paused,
-    Position,
-    Prepare,
-    Ready,
-    Result,
-    position_after,
-)
+from odyssey.protocol.model_spec import ModelSpec
+from odyssey.protocol.orders import Connect, Drain, Pause, Prepare
+from odyssey.protocol.reports import Connected, Hello, Paused, Ready
+from odyssey.protocol.units import Position, Result, position_after
 from perfmodel.profile.profile import Profile, layer_specs
 from strategies.search import best
 from strategies.situation import Aim

@@ -14,7 +14,7 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.schedule import program
 from odyssey.plan.worker import Rank
 from odyssey.protocol.calls import ranks_alike
-from odyssey.protocol.messages import StepTimes
+from odyssey.protocol.reports import StepTimes
 from odyssey_cli.timeline.change import Stand
 from odyssey_cli.timeline.picture import (
     Choice,

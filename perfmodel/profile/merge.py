@@ -12,7 +12,8 @@ from statistics import median
 
 from odyssey.errors import ProfileError
 from odyssey.plan.approximation import ApproximateCost
-from odyssey.protocol.messages import Boundary, LayerCost, Measured, ModelSpec
+from odyssey.protocol.model_spec import Boundary, LayerCost, ModelSpec
+from odyssey.protocol.reports import Measured
 from perfmodel.profile.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery
 
 OP_OVERHEAD_S = 30e-6

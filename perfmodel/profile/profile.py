@@ -16,7 +16,7 @@ import msgspec
 from odyssey.codec import Json, Malformed, field_first, to_json
 from odyssey.errors import ProfileError
 from odyssey.plan.approximation import ApproximateCost
-from odyssey.protocol.messages import UNCUT, Boundary, LayerSpec
+from odyssey.protocol.model_spec import UNCUT, Boundary, LayerSpec
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]

@@ -21,7 +21,7 @@ from statistics import median
 import msgspec
 from msgspec.structs import replace
 
-from odyssey.plan.plan import Transition
+from odyssey.plan.estimate import Transition
 from perfmodel.profile.profile import Errors, Profile
 
 STEP = 0.05

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from odyssey.plan.plan import Move
+from odyssey.plan.moves import Move
 from odyssey.plan.worker import Worker
 from perfmodel.step.costs import Costs
 

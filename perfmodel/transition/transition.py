@@ -13,8 +13,9 @@ from collections.abc import Set
 
 from msgspec.structs import replace
 
+from odyssey.plan.estimate import Transition
 from odyssey.plan.needs import SumOver, levels
-from odyssey.plan.plan import Plan, Transition
+from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from perfmodel.profile.profile import Recovery
 from perfmodel.step.costs import Costs

@@ -7,8 +7,9 @@ from functools import lru_cache
 from itertools import accumulate, islice
 
 from odyssey.plan.approximation import Approximation
+from odyssey.plan.moves import Keep, keep_runs, move_runs
 from odyssey.plan.pipelines import NOTHING, Pipeline, Stage, blocks_of, span_layers
-from odyssey.plan.plan import Keep, Plan, Reduction, Route, Schedule, StateFrom, keep_runs, move_runs
+from odyssey.plan.plan import Plan, Reduction, Route, Schedule, StateFrom
 from odyssey.plan.proof import prove
 from odyssey.plan.worker import Worker
 from perfmodel.step.costs import Costs

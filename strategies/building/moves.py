@@ -13,8 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
+from odyssey.plan.moves import Move
 from odyssey.plan.pipelines import NOTHING
-from odyssey.plan.plan import Move
 from odyssey.plan.worker import Worker
 from perfmodel.step.costs import Costs
 from perfmodel.transition.moving import Resource, add, move_ends, occupied

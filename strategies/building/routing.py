@@ -19,8 +19,9 @@ import msgspec
 
 from odyssey.errors import PlanError
 from odyssey.plan.approximation import ApproximateCost, Approximation, LowRank, Without, without
+from odyssey.plan.moves import Keep
 from odyssey.plan.pipelines import Stage, blocks_of, spans_of
-from odyssey.plan.plan import Keep, Plan, Route, Schedule
+from odyssey.plan.plan import Plan, Route, Schedule
 from odyssey.plan.worker import Worker
 from perfmodel.profile.profile import Profile
 from perfmodel.step.costs import Costs

@@ -17,7 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from odyssey.errors import UsageError
-from odyssey.plan.plan import Estimate, Plan
+from odyssey.plan.estimate import Estimate
+from odyssey.plan.plan import Plan
 from perfmodel.worth.horizon import MOST_LOSSES, Stay, spent
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.shapes import shapes_of

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from odyssey.plan.plan import Transition
+from odyssey.plan.estimate import Transition
 from perfmodel.profile.spread import own_s
 from strategies.situation import Candidate, Outlook
 

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from odyssey.plan.plan import Estimate, Plan
+from odyssey.plan.estimate import Estimate
+from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from perfmodel.transition.keeping import kept_of_all_s
 from perfmodel.transition.transition import while_training

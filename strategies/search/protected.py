@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 import strategies
 from odyssey.errors import OdysseyError
-from odyssey.plan.plan import Keep, Plan, keep_runs, move_runs
+from odyssey.plan.moves import Keep, keep_runs, move_runs
+from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from strategies import Moment
 from strategies.building.compose import reductions

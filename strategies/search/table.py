@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 import strategies
 from odyssey.errors import OdysseyError, StateLost, UsageError
+from odyssey.plan.estimate import Transition
 from odyssey.plan.layout import layout_text
-from odyssey.plan.plan import Plan, Transition, move_runs
+from odyssey.plan.moves import move_runs
+from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from perfmodel.price import price
 from perfmodel.profile.spread import spread_of

@@ -13,8 +13,9 @@ from functools import cached_property
 import msgspec
 
 from odyssey.plan.approximation import LowRank
+from odyssey.plan.estimate import Estimate
 from odyssey.plan.needs import SumOver
-from odyssey.plan.plan import Estimate, Plan
+from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from perfmodel.profile.profile import Profile
 from perfmodel.profile.spread import Spread

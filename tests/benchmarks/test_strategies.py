@@ -12,7 +12,7 @@ from benchmarks import scenarios
 from benchmarks import strategies as benchmark
 from benchmarks.pace import CLOSE, is_right
 from benchmarks.scenarios import Scenario, alone, margins, situation, started
-from odyssey.plan.plan import Estimate, Transition
+from odyssey.plan.estimate import Estimate, Transition
 from odyssey_cli.rehearsal.comparison import Generation, Rehearsal
 from strategies.search import best, search
 from strategies.situation import Candidate

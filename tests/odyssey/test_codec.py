@@ -19,8 +19,10 @@ from odyssey import codec
 from odyssey.codec import Json, Malformed, Packed
 from odyssey.errors import PlanError
 from odyssey.plan import plan
-from odyssey.protocol import messages
-from odyssey.protocol.messages import Committed, Deframer, Result, frame
+from odyssey.protocol import orders, reports
+from odyssey.protocol.frames import Deframer, frame
+from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import Result
 from odyssey.zygote import protocol
 from perfmodel.profile.profile import Profile
 from tests.examples import examples
@@ -32,8 +34,8 @@ PACKED = [
     questions.Answer,
     wire.FromMember,
     wire.FromLeader,
-    messages.Report,
-    messages.Command,
+    reports.Report,
+    orders.Command,
     protocol.Answer,
     precompute.Answer,
 ]
@@ -102,7 +104,7 @@ TYPE_TOLD = b"\x82\xa4type\xa4Told"
         msgspec.msgpack.encode(wire.Join(b"t" * 16, "v", "", "a\x1b[2Jb", 1, 1, "", None, "", 1)),
         msgspec.msgpack.encode(wire.Join(b"t" * 16, "v", "", "host", 1, 1 << 60, "", None, "", 1)),
         msgspec.msgpack.encode(wire.Happened(1, events.RankStarted(0, -1, 0))),
-        msgspec.msgpack.encode(messages.OpTimes(1, (messages.OpTime("F", 0, 1 << 60, 1, 0.1),))),
+        msgspec.msgpack.encode(reports.OpTimes(1, (reports.OpTime("F", 0, 1 << 60, 1, 0.1),))),
         msgspec.msgpack.encode(
             {"type": "step_committed", "rank": 0, "generation": 1, "n_samples": 1, "unit_s": 0.1,
              "result": {"position": (0, 0), "kind": "load", "values": [math.inf]}}
@@ -110,7 +112,7 @@ TYPE_TOLD = b"\x82\xa4type\xa4Told"
     ],
 )  # fmt: skip
 def test_frames_that_would_end_whoever_acts_on_them_are_malformed(body: bytes) -> None:
-    for kind in (wire.FromMember | wire.FromLeader, messages.Report):
+    for kind in (wire.FromMember | wire.FromLeader, reports.Report):
         with pytest.raises(Malformed):
             Packed(kind).decode(body)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from odyssey.model import packing
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from perfmodel.step.costs import Costs
 from tests import ROOT
 from tests.agent_runs import nothing_left

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odyssey.codec import Json, Malformed, Packed
-from odyssey.plan import plan as plans
+from odyssey.plan.moves import MAX_MOVES, Keep, Move, MoveRun, keep_runs, move_runs
 from odyssey.plan.pipelines import MAX_STAGES, Block, Pipeline, Stage, blocks_of, pipelines_of
-from odyssey.plan.plan import MAX_MOVES, Keep, Move, MoveRun, Plan, Reduction, keep_runs, move_runs
+from odyssey.plan.plan import Plan, Reduction, decode, encode
 from odyssey.plan.proof import prove
-from odyssey.protocol.messages import Command, Deframer, Prepare, frame
+from odyssey.protocol.frames import Deframer, frame
+from odyssey.protocol.orders import Command, Prepare
 from strategies.building.compose import reductions
 from strategies.search import search
 from tests.planning import first_plan, profile, situation, without
@@ -156,7 +157,7 @@ def groups_by_hand(plan: Plan, pipelines: Sequence[Pipeline]) -> list[tuple[set[
 def read(plan: Plan) -> list[Plan]:
     """As it comes out of the log, and of a message."""
     (order,) = Deframer(Command).feed(frame(Prepare(plan.generation, plan, (), ())))
-    return [plans.decode(plans.encode(plan)), order.plan]
+    return [decode(encode(plan)), order.plan]
 
 
 @given(valid_plans())
@@ -198,7 +199,7 @@ def test_every_plan_of_a_search_is_read_as_it_was_composed(layout: str, n_worker
 def test_a_larger_job_of_the_same_layout_has_a_plan_of_the_same_size() -> None:
     sizes = []
     for n_pipelines in (8, 256):
-        sizes.append(len(plans.encode(first_plan(profile(8, 2 * n_pipelines), f"{n_pipelines}x4", 4 * n_pipelines))))
+        sizes.append(len(encode(first_plan(profile(8, 2 * n_pipelines), f"{n_pipelines}x4", 4 * n_pipelines))))
     assert sizes[1] < sizes[0] + 50
 
 

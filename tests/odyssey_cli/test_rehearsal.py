@@ -27,8 +27,10 @@ from launcher.joblog.events import (
     RankStarted,
     SlotsReturned,
 )
-from odyssey.plan.plan import Estimate, StateFrom, Transition
-from odyssey.protocol.messages import Committed, Finished, Hello, Result
+from odyssey.plan.estimate import Estimate, Transition
+from odyssey.plan.plan import StateFrom
+from odyssey.protocol.reports import Committed, Finished, Hello
+from odyssey.protocol.units import Result
 from odyssey_cli.rehearsal.comparison import generations, not_taken
 from odyssey_cli.rehearsal.disturbance import Disturbance
 from odyssey_cli.rehearsal.network import Interfaces, Network

@@ -24,7 +24,7 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.options import Rendezvous, RunOptions
 from launcher.planning.live_profile import LiveProfile
 from odyssey.errors import OdysseyError
-from odyssey.protocol.messages import ModelSpec
+from odyssey.protocol.model_spec import ModelSpec
 from perfmodel.profile.profile import Profile
 from strategies.situation import Aim, Protect
 from tests.soak.case import FORWARDED, Agents, Case, logs_of

@@ -23,7 +23,7 @@ from launcher.agent.start import run as run_agent
 from launcher.coordinator.decided_again import replay
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, RankLost, RankStarted, Restarting
 from launcher.options import OnLoss, RunOptions
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from tests import ROOT
 
 VARIANTS = {

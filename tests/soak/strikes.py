@@ -39,7 +39,7 @@ from launcher.joblog.events import (
     RankStarted,
 )
 from odyssey.plan.plan import Plan
-from odyssey.protocol.messages import Committed, Finished, Hello, Paused, Ready
+from odyssey.protocol.reports import Committed, Finished, Hello, Paused, Ready
 from tests.soak import strangers
 from tests.soak.case import SLOW_RANK, Case, Fault
 

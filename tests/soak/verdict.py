@@ -32,7 +32,8 @@ from launcher.joblog.events import (
     UnitFinal,
 )
 from odyssey.plan.plan import Plan
-from odyssey.protocol.messages import Committed, Hello, Paused, Ready, Result
+from odyssey.protocol.reports import Committed, Hello, Paused, Ready
+from odyssey.protocol.units import Result
 from odyssey_cli.replay import recorded
 from tests import reference
 from tests.soak import recipe

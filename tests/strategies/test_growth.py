@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from odyssey.errors import StateLost
+from odyssey.plan.estimate import Transition
 from odyssey.plan.pipelines import Stage
-from odyssey.plan.plan import Plan, Transition
+from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from perfmodel.profile.profile import Link, Profile, Recovery
 from strategies.building.compose import compose

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from odyssey.plan.moves import Move
 from odyssey.plan.pipelines import span_layers
-from odyssey.plan.plan import Move
 from perfmodel.profile.profile import Link, Profile, Recovery
 from perfmodel.step.costs import Costs
 from perfmodel.transition.moving import move_ends, moves_s

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from odyssey.errors import PlanError, StateLost
+from odyssey.plan.moves import Keep, keep_runs
 from odyssey.plan.pipelines import blocks_of
-from odyssey.plan.plan import Keep, Plan, keep_runs
+from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from odyssey.plan.renaming import renamed
 from odyssey.plan.worker import Worker

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from launcher.joblog.events import Event, GenerationStarted, Proposed, decode, encode
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
-from odyssey.plan.plan import Estimate, Plan, Transition
+from odyssey.plan.estimate import Estimate, Transition
+from odyssey.plan.plan import Plan
 from perfmodel.profile import spread as spreads
 from perfmodel.profile.profile import Errors, Link, Profile, Recovery, read, scaled, write
 from perfmodel.worth.reliability import ExpectedChange

@@ -16,7 +16,7 @@ from launcher.cluster.links.session import say_once
 from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Join, LedBy, StillLives, WhichJob
 from odyssey.errors import OdysseyError
-from odyssey.protocol.messages import packed
+from odyssey.protocol.frames import packed
 
 
 class LedElsewhere(OdysseyError):

@@ -46,7 +46,7 @@ from launcher.joblog.events import AgentInfo, Cause, NoticeGiven, RankExited, Ra
 from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import is_of
+from odyssey.protocol.reports import is_of
 
 MAX_TOLD = 4096
 """Characters of what a member has to say to people."""

@@ -17,7 +17,7 @@ from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Attach, Forgotten, FromMember, Join, Resume, Resumed, Unknown
 from launcher.host.loop import Loop
 from odyssey.codec import Malformed
-from odyssey.protocol.messages import packed
+from odyssey.protocol.frames import packed
 
 
 class Sessions:

@@ -33,7 +33,7 @@ from launcher.cluster.wire import (
 from launcher.host.loop import Loop, Timer
 from launcher.host.own_clock import OwnClock
 from odyssey.codec import Malformed, Packed
-from odyssey.protocol.messages import packed
+from odyssey.protocol.frames import packed
 
 HOLD_AT, REDIAL_AT = 0.8, 0.4
 """Of the time after which the leading agent takes a silent member for lost."""

@@ -62,7 +62,7 @@ from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
 from launcher.processes.store import StoreAddress
 from odyssey.errors import OdysseyError
-from odyssey.protocol.messages import Committed, Report, Stepped
+from odyssey.protocol.reports import Committed, Report, Stepped
 
 Watch = Callable[[Event], None]
 

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from launcher.cluster.wire import FromRank, Happened, Stopped
 from launcher.joblog.events import Diagnostics, RankExited, RankLost, RankStarted
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Position, position_after
+from odyssey.protocol.reports import Committed, Failed, Finished, Hello
+from odyssey.protocol.units import Position, position_after
 
 MAX_OLD = 256
 """Units in the agents' log that are told again: idle ranks may not have heard of them."""

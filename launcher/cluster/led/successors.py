@@ -7,7 +7,7 @@ from typing import Protocol
 
 from launcher.cluster.links.connect import Address
 from launcher.cluster.listener import Listener
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 
 
 class Successors(Protocol):

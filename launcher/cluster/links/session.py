@@ -19,7 +19,7 @@ from launcher.cluster.links.heart import Heart
 from launcher.cluster.links.link import Link
 from launcher.host.loop import Loop, Timer
 from odyssey.codec import Malformed, Packed
-from odyssey.protocol.messages import MAX_FRAME_BYTES, packed
+from odyssey.protocol.frames import MAX_FRAME_BYTES, packed
 
 _HEADER = struct.Struct("<QQ")
 MAX_UNHEARD_BYTES = 1 << 28

@@ -36,7 +36,7 @@ from launcher.joblog.events import (
     RankStarted,
 )
 from launcher.options import RunOptions
-from odyssey.protocol.messages import Broken, Committed, Hello, Paused
+from odyssey.protocol.reports import Broken, Committed, Hello, Paused
 from perfmodel.profile import profile as profiles
 from perfmodel.profile.profile import Profile
 from strategies.situation import Aim, Protect

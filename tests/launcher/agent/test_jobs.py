@@ -23,7 +23,7 @@ from launcher.joblog.events import (
     StoreLost,
 )
 from launcher.options import RunOptions
-from odyssey.protocol.messages import Committed, Failed
+from odyssey.protocol.reports import Committed, Failed
 from perfmodel.profile.profile import Recovery
 from strategies.situation import Aim, Protect
 from tests import exactness, reference

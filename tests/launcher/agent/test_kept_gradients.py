@@ -10,7 +10,7 @@ import torch
 
 from launcher.joblog.events import PlanChosen, RankLost
 from launcher.options import RunOptions
-from odyssey.protocol.messages import Paused, Ready
+from odyssey.protocol.reports import Paused, Ready
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.exactness import EXACT, N_STEPS

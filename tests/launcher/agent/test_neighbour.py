@@ -13,7 +13,7 @@ from launcher.options import RunOptions
 from odyssey.plan.approximation import LowRank
 from odyssey.plan.plan import Plan
 from odyssey.plan.rest import kept_layers, rest_of_step
-from odyssey.protocol.messages import Paused
+from odyssey.protocol.reports import Paused
 from strategies.situation import Aim, Protect
 from tests import approximate_reference, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left

@@ -19,7 +19,7 @@ from launcher.joblog.events import Event, JobEnded, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
-from odyssey.protocol.messages import Failed
+from odyssey.protocol.reports import Failed
 from tests import ROOT
 from tests.agent_runs import Ran, nothing_left
 

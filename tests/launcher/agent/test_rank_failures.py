@@ -11,7 +11,7 @@ import torch
 
 from launcher.joblog.events import Event, JobEnded, PlanChosen, RankLost, RankStarted
 from launcher.options import RunOptions
-from odyssey.protocol.messages import Failed
+from odyssey.protocol.reports import Failed
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 

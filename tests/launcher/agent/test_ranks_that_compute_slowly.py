@@ -12,7 +12,7 @@ from launcher.health import slow_ranks
 from launcher.joblog.events import Draining, Event, PlanChosen, RankLost, RankSlowed
 from launcher.options import RunOptions
 from odyssey.plan.plan import Plan
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.joblog.events import GenerationStarted, JobEnded, Note, Restarting
 from launcher.options import OnLoss, RunOptions
-from odyssey.protocol.messages import Committed, Paused
+from odyssey.protocol.reports import Committed, Paused
 from tests import ROOT
 from tests.agent_runs import Ran, nothing_left
 from tests.replicas_reference import difference, logs

@@ -22,7 +22,9 @@ from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import Body, Event, UnitFinal
 from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
-from odyssey.protocol.messages import Command, Committed, Follow, Ready, Report, Result
+from odyssey.protocol.orders import Command, Follow
+from odyssey.protocol.reports import Committed, Ready, Report
+from odyssey.protocol.units import Result
 from tests.fake_loop import FakeLoop
 from tests.launcher.coordinator.talk import make_plan
 

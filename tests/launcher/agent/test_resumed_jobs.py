@@ -15,7 +15,7 @@ import torch
 
 from launcher.joblog.events import Event, JobEnded, PlanChosen, RankLost, RankStarted
 from launcher.options import RunOptions
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from tests import ROOT, exactness, reference
 from tests.agent_runs import Ran, nothing_left
 from tests.jobs.resumed import make_job

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.joblog.events import Event, GenerationStarted, Note, Pausing, RankLost, RankStarted, Suspected
 from launcher.options import RunOptions
-from odyssey.protocol.messages import Committed, Paused
+from odyssey.protocol.reports import Committed, Paused
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
 __all__ = ["nothing_left"]

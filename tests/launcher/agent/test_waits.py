@@ -15,7 +15,7 @@ import pytest
 from launcher.health import life, waits
 from launcher.joblog.events import Event, Note, PlanChosen, RankLost, RankStarted, StoreLost
 from launcher.options import RunOptions
-from odyssey.protocol.messages import Finished, Hello
+from odyssey.protocol.reports import Finished, Hello
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
 __all__ = ["nothing_left"]

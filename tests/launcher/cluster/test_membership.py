@@ -35,7 +35,7 @@ from launcher.joblog.events import (
 )
 from launcher.options import Rendezvous, RunOptions
 from odyssey.plan.worker import Rank
-from odyssey.protocol.messages import Hello
+from odyssey.protocol.reports import Hello
 
 agents = st.lists(
     st.builds(

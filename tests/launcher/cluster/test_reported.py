@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from launcher.cluster.led.reported import Reported
 from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank, Happened, Stopped
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankLost, RankStarted
-from odyssey.protocol.messages import Committed, Failed, Finished, Hello, Paused, Position, Result
+from odyssey.protocol.reports import Committed, Failed, Finished, Hello, Paused
+from odyssey.protocol.units import Position, Result
 from tests.launcher.coordinator.talk import model
 
 

@@ -40,7 +40,8 @@ from launcher.joblog.event_sink import EventSink, Sender
 from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, RankExited, RankLost, RankStarted
 from launcher.options import RunOptions
 from launcher.processes.store import StoreAddress
-from odyssey.protocol.messages import Finished, Report, frame
+from odyssey.protocol.frames import frame
+from odyssey.protocol.reports import Finished, Report
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.launcher.cluster.links import KEY, PORT, Peer, answer_to, join, open_to

@@ -68,29 +68,14 @@ from launcher.joblog.events import (
     UnitFinal,
     encode,
 )
+from odyssey.plan.estimate import Estimate, Transition
+from odyssey.plan.moves import Move, move_runs
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Estimate, Move, Plan, Reduction, StateFrom, Transition, move_runs
-from odyssey.protocol.messages import (
-    Broken,
-    CannotGoOn,
-    Connect,
-    Connected,
-    Drain,
-    Failed,
-    Finish,
-    Finished,
-    Go,
-    HandOn,
-    Hello,
-    LayerSpec,
-    ModelSpec,
-    Pause,
-    Paused,
-    Prepare,
-    Ready,
-    Result,
-    Saved,
-)
+from odyssey.plan.plan import Plan, Reduction, StateFrom
+from odyssey.protocol.model_spec import LayerSpec, ModelSpec
+from odyssey.protocol.orders import Connect, Drain, Finish, Go, Pause, Prepare
+from odyssey.protocol.reports import Broken, CannotGoOn, Connected, Failed, Finished, HandOn, Hello, Paused, Ready, Saved
+from odyssey.protocol.units import Result
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 

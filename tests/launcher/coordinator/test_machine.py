@@ -38,26 +38,9 @@ from launcher.joblog.events import (
     UnitFinal,
 )
 from odyssey.plan.plan import Plan
-from odyssey.protocol.messages import (
-    Committed,
-    Connect,
-    Connected,
-    Drain,
-    Failed,
-    Finish,
-    Finished,
-    Follow,
-    Go,
-    Hello,
-    Pause,
-    Paused,
-    Position,
-    Prepare,
-    Ready,
-    Result,
-    is_next,
-    position_after,
-)
+from odyssey.protocol.orders import Connect, Drain, Finish, Follow, Go, Pause, Prepare
+from odyssey.protocol.reports import Committed, Connected, Failed, Finished, Hello, Paused, Ready
+from odyssey.protocol.units import Position, Result, is_next, position_after
 from strategies.situation import Candidate
 from tests.examples import examples
 from tests.launcher.coordinator.talk import N_LAYERS, N_MICRO_BATCHES, Talk, answer_to, lacks_layers, model, profile

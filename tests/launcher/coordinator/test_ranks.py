@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from launcher.coordinator.ranks import ALIVE, NEXT, Ranks, RankState
 from odyssey.codec import Packed
-from odyssey.protocol import messages
-from odyssey.protocol.messages import Paused, Ready
+from odyssey.protocol import frames
+from odyssey.protocol.reports import Paused, Ready
 
 N_RANKS = 5
 
@@ -43,7 +43,7 @@ def test_what_the_table_answers_is_what_a_count_over_all_ranks_finds(data: st.Da
         if state in (RankState.STARTING, RankState.ABSENT):
             has_run.discard(rank)
 
-    again: Ranks = Packed(Ranks).decode(messages.packed(ranks))
+    again: Ranks = Packed(Ranks).decode(frames.packed(ranks))
     for table in (ranks, again):
         assert table.alive == {rank for rank, state in states.items() if state in ALIVE}
         for state in RankState:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.coordinator.transition import is_ahead
-from odyssey.protocol.messages import Position, Result, position_after
+from odyssey.protocol.units import Position, Result, position_after
 
 
 def step(n: int) -> Result:

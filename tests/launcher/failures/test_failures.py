@@ -18,7 +18,7 @@ from launcher.failures.root_cause import FailureKind, alike, others, root, victi
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, JobEnded, Note, RankExited, RankLost, RankStarted, Restarting
 from launcher.options import RunOptions
 from odyssey.protocol.calls import ranks_alike
-from odyssey.protocol.messages import Failed
+from odyssey.protocol.reports import Failed
 from tests.agent_runs import Ran, nothing_left
 
 __all__ = ["nothing_left"]

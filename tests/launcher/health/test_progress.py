@@ -11,7 +11,7 @@ from launcher.health import job_hangs
 from launcher.health.job_hangs import JobHangs
 from launcher.health.life import IDLE_S, STOPPED_S
 from launcher.health.stalls import Sample
-from odyssey.protocol.messages import Pong
+from odyssey.protocol.reports import Pong
 from tests.fake_loop import FakeLoop
 
 BUSY = Pong(0, (3, 0), "", "in the script's own code", False, 12.0)

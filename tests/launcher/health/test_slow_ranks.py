@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.health.slow_ranks import KeptRanks, Slow, SlowRanks
-from odyssey.protocol.messages import OpTime
+from odyssey.protocol.reports import OpTime
 from tests.examples import examples
 
 PER_S = 2

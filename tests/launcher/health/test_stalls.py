@@ -19,7 +19,7 @@ from launcher.health.stacks import Frame, Group, Reading, Stack
 from launcher.health.stalls import Sample, Stalls, Verdict, to_blame
 from launcher.joblog.events import AtStep, Event, Progressed, RankLost, RankStarted, Restarting, Resumed, Stalled
 from launcher.options import RunOptions
-from odyssey.protocol.messages import Failed
+from odyssey.protocol.reports import Failed
 from odyssey.runtime.heartbeat import INTERVAL_S
 from tests.agent_runs import Ran, nothing_left
 

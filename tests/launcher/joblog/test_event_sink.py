@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.joblog.event_sink import EventSink, Sender
 from launcher.joblog.events import Body, RankExited
-from odyssey.protocol.messages import Report
+from odyssey.protocol.reports import Report
 
 
 class Reader:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from launcher.joblog import events
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, Event, JobStarted, Note, RankLost
-from odyssey.protocol.messages import Deframer, Failed, Report, frame
+from odyssey.protocol.frames import Deframer, frame
+from odyssey.protocol.reports import Failed, Report
 from odyssey.text import as_unicode
 from tests.launchers import OURS, PROBE, TORCHRUN, Launcher, Scene, scene
 from tests.torchrun.test_environment import free_port

@@ -13,7 +13,8 @@ from launcher.joblog.events import Body, Event, GenerationStarted, ProfileRefine
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.planner import Planner
-from odyssey.protocol.messages import Committed, Hello, OpTime, OpTimes, Result
+from odyssey.protocol.reports import Committed, Hello, OpTime, OpTimes
+from odyssey.protocol.units import Result
 from tests import planning
 from tests.launcher.coordinator.talk import make_plan, model, profile
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from odyssey.plan import needs
+from odyssey.plan.estimate import Estimate, Transition
 from odyssey.plan.needs import Needs, levels
 from odyssey.plan.pipelines import Stage
-from odyssey.plan.plan import Estimate, Transition
 from tests.launcher.coordinator.talk import make_plan
 
 

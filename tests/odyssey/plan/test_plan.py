@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from odyssey.errors import PlanError
+from odyssey.plan.moves import Keep, Move, keep_runs, move_runs
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Keep, Move, Plan, Reduction, Route, decode, encode, keep_runs, move_runs
+from odyssey.plan.plan import Plan, Reduction, Route, decode, encode
 from odyssey.plan.proof import prove
 
 

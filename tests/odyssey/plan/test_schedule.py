@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
+from odyssey.plan.moves import Keep, keep_runs
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Compute, Keep, Plan, Route, Schedule, keep_runs
+from odyssey.plan.plan import Compute, Plan, Route, Schedule
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import (
     Commit,

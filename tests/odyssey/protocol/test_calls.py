@@ -12,7 +12,8 @@ from launcher.joblog.events import JobEnded, RankLost
 from launcher.options import RunOptions
 from odyssey.errors import JobError
 from odyssey.protocol.calls import CALLS, Unit, difference
-from odyssey.protocol.messages import SAME_CALLS, Broken, Result
+from odyssey.protocol.reports import Broken
+from odyssey.protocol.units import SAME_CALLS, Result
 from odyssey.runtime.phase import Activity, Communication, Phase
 from tests import ROOT, exactness, reference
 from tests.agent_runs import Ran, nothing_left

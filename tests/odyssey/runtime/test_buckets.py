@@ -19,7 +19,7 @@ from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Compute, Plan, Reduction, Schedule
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import Reduce, program
-from odyssey.protocol.messages import ModelSpec
+from odyssey.protocol.model_spec import ModelSpec
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import MapStyle, Sampler
 from odyssey.runtime.engine import Engine

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from odyssey.plan.plan import Plan
-from odyssey.protocol.messages import Committed, Connect, Connected, Drain, Hello, Offered, Paused
+from odyssey.protocol.orders import Connect, Drain
+from odyssey.protocol.reports import Committed, Connected, Hello, Offered, Paused
 from odyssey.runtime.control import Control
 from odyssey.runtime.phase import Phase
 from tests.agent_runs import nothing_left

@@ -10,10 +10,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from odyssey.plan.moves import Move, move_runs
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Move, Plan, StateFrom, move_runs
+from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.proof import prove
-from odyssey.protocol.messages import Broken, Committed, Drain, Go, Hello, Pause, Paused, Position
+from odyssey.protocol.orders import Drain, Go, Pause
+from odyssey.protocol.reports import Broken, Committed, Hello, Paused
+from odyssey.protocol.units import Position
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS
 from tests.held import Held

@@ -15,11 +15,12 @@ from torch import nn
 
 from launcher.coordinator import gate
 from odyssey.model.model import Model
+from odyssey.plan.moves import Keep, Move, keep_runs, move_runs
 from odyssey.plan.needs import Needs
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Keep, Move, Plan, Reduction, keep_runs, move_runs
+from odyssey.plan.plan import Plan, Reduction
 from odyssey.plan.proof import prove
-from odyssey.protocol.messages import ModelSpec
+from odyssey.protocol.model_spec import ModelSpec
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import MapStyle, Sampler

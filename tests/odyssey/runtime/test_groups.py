@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from odyssey.plan.needs import Needs
-from odyssey.protocol.messages import Deframer, Known, Report, frame
+from odyssey.protocol.frames import Deframer, frame
+from odyssey.protocol.orders import Known
+from odyssey.protocol.reports import Report
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody

@@ -18,7 +18,8 @@ from launcher.agent.introductions import Introductions as OfAgent
 from launcher.joblog.events import Event, GenerationStarted, RankLost
 from launcher.options import RunOptions
 from odyssey.plan.needs import Needs
-from odyssey.protocol.messages import Broken, Command, Committed, Known, Offered
+from odyssey.protocol.orders import Command, Known
+from odyssey.protocol.reports import Broken, Committed, Offered
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups

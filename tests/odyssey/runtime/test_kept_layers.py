@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from odyssey.plan.plan import Keep, Plan, StateFrom, keep_runs
+from odyssey.plan.moves import Keep, keep_runs
+from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.proof import prove
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from strategies.building.compose import reductions
 from tests.agent_runs import nothing_left
 from tests.exactness import EXACT

@@ -14,7 +14,7 @@ from launcher.processes.environment import for_all, nccl_problem
 from odyssey.model.model import Model
 from odyssey.plan.needs import Needs
 from odyssey.plan.plan import Plan
-from odyssey.protocol.messages import ModelSpec
+from odyssey.protocol.model_spec import ModelSpec
 from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import MapStyle, Sampler

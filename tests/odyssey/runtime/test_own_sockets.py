@@ -14,7 +14,8 @@ import torch
 from launcher.joblog.events import GenerationStarted
 from launcher.options import RunOptions
 from odyssey.plan.needs import Needs
-from odyssey.protocol.messages import Broken, Known, Offered
+from odyssey.protocol.orders import Known
+from odyssey.protocol.reports import Broken, Offered
 from odyssey.runtime.connections import Connections, Endpoint
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from odyssey.plan.needs import Needs
-from odyssey.protocol.messages import Known, Offered
+from odyssey.protocol.orders import Known
+from odyssey.protocol.reports import Offered
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import PREFACE_BYTES, TOKEN_BYTES, Listening

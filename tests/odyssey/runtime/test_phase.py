@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from odyssey.errors import JobError, OdysseyError
-from odyssey.protocol.messages import Drain, Go, Pause, Position, Prepare, Result
+from odyssey.protocol.orders import Drain, Go, Pause, Prepare
+from odyssey.protocol.units import Position, Result
 from odyssey.runtime.phase import NEXT_ACTIVITY, NEXT_COMMUNICATION, Activity, Communication, Phase
 from tests.examples import examples
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from strategies.rebalance import slow as propose
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from tests.agent_runs import nothing_left
 from tests.mini_agent import MiniAgent, forks
 from tests.odyssey.runtime.test_split_ranks import agent_of, assert_exact

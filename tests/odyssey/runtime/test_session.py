@@ -16,7 +16,8 @@ import torch
 from msgspec.structs import replace
 
 from odyssey.plan.plan import StateFrom
-from odyssey.protocol.messages import Broken, Committed, Failed, Go, Hello, Pause, Paused, Ready
+from odyssey.protocol.orders import Go, Pause
+from odyssey.protocol.reports import Broken, Committed, Failed, Hello, Paused, Ready
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS

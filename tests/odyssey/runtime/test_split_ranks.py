@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from odyssey.plan.plan import Plan, Schedule
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS

@@ -17,7 +17,7 @@ from launcher.coordinator.workers import workers_of
 from odyssey.plan import needs
 from odyssey.plan.needs import Needs, SumOver
 from odyssey.plan.worker import Worker
-from odyssey.protocol.messages import Offered, Paused, WholeGroup
+from odyssey.protocol.reports import Offered, Paused, WholeGroup
 from odyssey.runtime import nccl
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody

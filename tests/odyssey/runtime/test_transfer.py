@@ -12,9 +12,9 @@ import torch
 
 from launcher.agent.introductions import Introductions
 from odyssey.errors import OdysseyError
+from odyssey.plan.moves import Move
 from odyssey.plan.needs import Needs
-from odyssey.plan.plan import Move
-from odyssey.protocol.messages import Offered
+from odyssey.protocol.reports import Offered
 from odyssey.runtime import peer_memory, transfer
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from odyssey.plan.pipelines import Pipeline, blocks_of
 from odyssey.plan.plan import Plan, Schedule
 from odyssey.plan.proof import prove
-from odyssey.protocol.messages import Broken, Committed, OpTimes
+from odyssey.protocol.reports import Broken, Committed, OpTimes
 from strategies.search import answer, best
 from tests import exactness, models, reference
 from tests.agent_runs import TRAIN, nothing_left

@@ -18,7 +18,8 @@ import pytest
 from launcher.host.kernel import set_subreaper
 from launcher.host.orphans import end_descendants
 from launcher.processes import rank_process
-from odyssey.protocol.messages import Deframer, Failed, Report
+from odyssey.protocol.frames import Deframer
+from odyssey.protocol.reports import Failed, Report
 from odyssey.zygote import protocol, services
 from tests.warm import popen
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, RankLost, Suspected
-from odyssey.protocol.messages import Committed
+from odyssey.protocol.reports import Committed
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_grid import plan_grid
 from odyssey_cli.display.progress import columns
@@ -186,8 +186,9 @@ def test_a_large_layout_is_cut_and_shows_the_pipelines_in_trouble() -> None:
 
 
 def test_what_a_rank_keeps_stands_behind_what_it_runs() -> None:
+    from odyssey.plan.moves import Keep, keep_runs
     from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-    from odyssey.plan.plan import Keep, Plan, keep_runs
+    from odyssey.plan.plan import Plan
 
     pipeline = Pipeline((Stage(0, 0, 2), Stage(1, 2, 5), Stage(2, 5, 6)), 0, 1)
     keeps = keep_runs([Keep(0, 2, 5), Keep(1, 5, 6), Keep(2, 0, 2), Keep(2, 3, 4)])

@@ -27,7 +27,7 @@ from launcher.joblog.events import (
     StopRequested,
 )
 from launcher.options import RunOptions
-from odyssey.protocol.messages import Failed
+from odyssey.protocol.reports import Failed
 from odyssey_cli import run as run_command
 from odyssey_cli.display.failure_block import N_TRACEBACK_LINES, render
 from odyssey_cli.jobs import json_report

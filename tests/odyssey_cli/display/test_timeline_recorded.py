@@ -14,7 +14,7 @@ from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankSta
 from launcher.options import RunOptions
 from odyssey.plan.plan import Plan
 from odyssey.plan.schedule import program
-from odyssey.protocol.messages import StepTimes
+from odyssey.protocol.reports import StepTimes
 from odyssey.runtime.recorder import Recorder
 from odyssey_cli.__main__ import main
 from odyssey_cli.timeline.picture import OpKind

@@ -9,9 +9,10 @@ import pytest
 
 from launcher.joblog.events import GenerationStarted
 from odyssey.errors import ProfileError
+from odyssey.plan.moves import Move, move_runs
 from odyssey.plan.pipelines import Stage
-from odyssey.plan.plan import Move, move_runs
-from odyssey.protocol.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime, Trial
+from odyssey.protocol.model_spec import Boundary, LayerCost, LayerSpec, ModelSpec
+from odyssey.protocol.reports import Measured, OpTime, Trial
 from odyssey.protocol.trial import trial_plan
 from perfmodel.profile.catalog import load
 from perfmodel.profile.merge import MOVE_BYTE_S, OP_OVERHEAD_S, check_model, merge

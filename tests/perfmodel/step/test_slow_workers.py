@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.schedule import Receive, Send, program
-from odyssey.protocol.messages import OpTime
+from odyssey.protocol.reports import OpTime
 from perfmodel.profile.profile import Link, Profile
 from perfmodel.refine import expected_s, refresh, rescale
 from perfmodel.step.timeline import timeline_of

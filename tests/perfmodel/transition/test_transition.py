@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from odyssey.plan.plan import Transition
+from odyssey.plan.estimate import Transition
 from perfmodel.profile.profile import Recovery
 from perfmodel.step.costs import Costs
 from perfmodel.transition.transition import group_members, transition

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odyssey.plan.plan import Estimate, Transition
+from odyssey.plan.estimate import Estimate, Transition
 from perfmodel.worth.checkpointing import best_interval_s, redone_s, restart_s
 from perfmodel.worth.objective import After, Grown, expected_rate, growing_rate, objective, useful_rate
 from perfmodel.worth.reliability import ExpectedChange
