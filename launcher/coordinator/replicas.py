@@ -157,7 +157,11 @@ def start_again(job: JobState) -> tuple[PlainState, Actions]:
             states[rank] = RankState.STARTING
         else:
             states[rank] = RankState.EXITED if job.ranks.state(rank) in _ENDED else RankState.ABSENT
-    world.ranks = Ranks({rank: RankRecord(state) for rank, state in states.items()})
+    before = world.ranks
+    world.ranks = Ranks(
+        {rank: RankRecord(state, before.table.get(rank, RankRecord()).process) for rank, state in states.items()},
+        before.n_started,
+    )
     its = job.replicas
     assert its is not None
     plain = PlainState(world, attempt_at=its.began_at, has_progressed=job.has_trained, gives_signs=job.has_trained)

@@ -138,7 +138,7 @@ def test_without_a_terminal_events_are_plain_lines(
     assert said == [
         "start train.py --steps 40 on 4 ranks",
         "profile measured in 200 ms",
-        "generation 1: plan start, layout 2x2: the start",
+        "generation 1: plan start, layout 2x2 (2 pipelines of 2 stages): the start",
         "generation 1: go",
         "rank 3 lost: SIGKILL, its slot is gone",
         "generation 2: 3 candidates, next change expected in 1.0 h (--mtbf); planned ahead: 0 of 1",

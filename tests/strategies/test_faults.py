@@ -150,7 +150,7 @@ def test_what_a_strategy_asks_to_keep_costs_its_row_where_it_is_wrong(
     drop_in: Callable[[str], Path], statement: str, said: str
 ) -> None:
     drop_in(
-        faulty(f"from odyssey.plan.plan import Keep; from odyssey.plan.worker import Worker; {statement}").replace(
+        faulty(f"from odyssey.plan.moves import Keep; from odyssey.plan.worker import Worker; {statement}").replace(
             "def propose(situation: Situation)", "def protect(situation: Situation, plan)"
         )
     )

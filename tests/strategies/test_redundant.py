@@ -85,7 +85,7 @@ def test_nobody_keeps_what_it_has_no_memory_for() -> None:
     table = initial_plan(situation(of, None, range(3), aim=STATE), "1x3")
     chosen = best(table)
     assert chosen is not None and chosen.plan is not None and not chosen.plan.keep_runs
-    assert any(row.plan is None and "it may take 12" in row.reason for row in table)
+    assert any(row.plan is None and "a worker may take 12" in row.reason for row in table)
 
 
 def test_protection_is_taken_by_price_and_where_nothing_has_to_survive_only_if_it_is_worth_it() -> None:

@@ -79,7 +79,8 @@ def test_ranks_that_are_not_shown_still_have_their_files(tmp_path: Path) -> None
     logs = job.logs_of(SECOND, {})
     job.close()
     assert logs.outlets[Std.OUT].file is not None and not logs.outlets[Std.OUT].is_shown
-    assert logs.outlets[Std.ERR] == Outlet(None, is_teed=False, is_shown=False)
+    kept = job.path / "kept/attempt_3/1/stderr.log"
+    assert logs.outlets[Std.ERR] == Outlet(None, is_teed=False, is_shown=False, kept=kept)
 
 
 def test_failure_domains_on_one_host_do_not_share_files(tmp_path: Path) -> None:

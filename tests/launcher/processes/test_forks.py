@@ -107,7 +107,7 @@ class Starts:
         self.sockets.append(ours)
         with theirs, open(os.devnull) as stdin, (self.folder / f"out{rank}").open("ab") as out:
             descriptors = [stdin.fileno(), out.fileno(), out.fileno(), theirs.fileno()]
-            self.forks.start_rank(RankProcess(assignment), given | variables, descriptors)
+            self.forks.start_rank(RankProcess(assignment, 1), given | variables, descriptors)
 
     def until(self, condition: Callable[[], object]) -> None:
         while not condition():
