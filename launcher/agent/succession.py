@@ -109,6 +109,11 @@ class Succession:
     def led_anew(self) -> None:
         self._reconciliation.all()
 
+    def is_over(self, ended: JobEnded) -> None:
+        if self.ended is None and self.has_begun:
+            self.ended = ended
+            self._note(Event(self._local.now(), self.coordination.generation, "coordinator", ended))
+
     def passed(self, unit: Committed) -> bool:
         event = self.log.unit(unit)
         if event is not None:

@@ -142,7 +142,8 @@ def test_without_a_terminal_events_are_plain_lines(
         "generation 1: go",
         "rank 3 lost: SIGKILL, its slot is gone",
         "generation 2: 3 candidates, next change expected in 1.0 h (--mtbf); planned ahead: 0 of 1",
-        "generation 2: plan reroute, layout 2x2 -1 (2 pipelines of 2 stages; 1 stage without a rank, whose micro-batches others run): best of 2 candidates",
+        "generation 2: plan reroute, layout 2x2 -1 (2 pipelines of 2 stages; 1 stage without a rank, whose micro-batches "
+        "others run): best of 2 candidates",
         "generation 2: go, recovered in 88 ms (detect 2.0 ms, pause 11 ms, plan 4.0 ms, groups 61 ms, move 10 ms)",
         "odyssey: 40 steps in 0:04",
         "odyssey: recovered from the loss of 1 rank in 88 ms; planned ahead: 0 of 1",

@@ -55,7 +55,7 @@ from launcher.cluster.wire import (
 )
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.event_sink import Sender
-from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
+from launcher.joblog.events import Body, Event, JobEnded, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
 from launcher.options import Rendezvous
 from launcher.processes.local_agent import LocalAgent
@@ -450,6 +450,7 @@ class Member:
         self._is_job_over = True
         for event in over.story:
             self._watch(event)
+        self._successors.is_over(JobEnded(over.code, over.reason, over.help))
         if over.code != ExitCode.OK and not over.story:
             self.say(f"the job is over: {over.reason}")
         self._end(over.code if self._successors.was_in else ExitCode.OK, sent_to_all=over.sent_to_all)

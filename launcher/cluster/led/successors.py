@@ -7,6 +7,7 @@ from typing import Protocol
 
 from launcher.cluster.links.connect import Address
 from launcher.cluster.listener import Listener
+from launcher.joblog.events import JobEnded
 from odyssey.protocol.reports import Committed
 
 
@@ -18,6 +19,9 @@ class Successors(Protocol):
 
     def led_anew(self) -> None:
         """By another one than before, whose word is here by which ranks start."""
+
+    def is_over(self, ended: JobEnded) -> None:
+        """Who leads says that the job has ended so; what all have decided may not be known here."""
 
     def passed(self, unit: Committed) -> bool:
         """A unit is final, as a rank here tells. Whether it is the first one here to do so."""
