@@ -154,6 +154,8 @@ class Talk:
         self.actions: list[Action] = []
         self.asked: Propose | None = None
         self.now = 0.0
+        self.processes: set[int] = set()
+        """The numbers of all that were to be started: no two have one."""
 
     def feed(self, body: Body, generation: int | None = None) -> tuple[Action, ...]:
         self.now += 0.25
@@ -167,6 +169,10 @@ class Talk:
         for action in actions:
             if isinstance(action, Propose):
                 self.asked = action
+            elif isinstance(action, Spawn):
+                number = self.state.world.ranks[action.rank].process
+                assert number not in self.processes, f"a process of rank {action.rank} has the number of another, {number}"
+                self.processes.add(number)
         return actions
 
     def write_log(self, folder: Path) -> None:
