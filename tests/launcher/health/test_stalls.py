@@ -382,6 +382,7 @@ def test_what_is_said_to_the_store_or_to_ones_own_processes_is_no_life(tmp_path:
     text = (
         SPEAKS
         + """
+dist.barrier()  # both stand still from here on, and are found together
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     while dist.get_rank() == 1:
         time.sleep(0.1)
