@@ -112,7 +112,7 @@ class Succession:
     def is_over(self, ended: JobEnded) -> None:
         if self.ended is None and self.has_begun:
             self.ended = ended
-            self._note(Event(self._local.now(), self.coordination.generation, "coordinator", ended))
+            self._note(Event(self._local.now(), self.coordination.generation, f"agent {self.leader}", ended))
 
     def passed(self, unit: Committed) -> bool:
         event = self.log.unit(unit)

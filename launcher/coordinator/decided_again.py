@@ -25,7 +25,8 @@ def replay(path: Path) -> list[tuple[Decision | None, Decision | None]]:
     taken: list[Decision] = []
     for event in reader.events(path):
         if isinstance(event.body, _DECISIONS):
-            logged.append(event.body)
+            if event.origin == "coordinator":  # else a member's log ends with the word of who led
+                logged.append(event.body)
             continue
         n_before_last = len(taken)
         state, actions = step(state, event)
