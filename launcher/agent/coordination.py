@@ -159,11 +159,6 @@ class Coordination:
         return [] if plan is None else sorted(filter(self.state.world.ranks.is_member, plan.all_ranks_of(plan.idle)))
 
     @property
-    def is_draining(self) -> bool:
-        """The ranks that train stop behind a unit that is to become final."""
-        return self.state.status is Status.DRAINING
-
-    @property
     def may_restart(self) -> bool:
         """A process may be started again, as far as restarts go."""
         restarts = self.state.world.restarts

@@ -68,7 +68,7 @@ class Executor:
         self._deadline: Timer | None = None
 
     def take_over(self) -> None:
-        """Of what was decided before this agent led, that which was not done here yet."""
+        """Do what was decided before this agent led, and was not done here yet."""
         self._reconciliation.all()
 
     def do_at_once(self, action: Action) -> bool:

@@ -6,6 +6,7 @@ import signal
 
 from launcher.agent.drills import Faults
 from launcher.agent.job_log import JobLog
+from launcher.cluster.agreement import Agreement
 from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.quorum import Quorum
 from launcher.health.job_hangs import JobHangs
@@ -19,7 +20,7 @@ MEMBERS_S = 5.0
 
 
 class JobEnd:
-    """`hangs`, `stalls`, `faults`: what goes on beside the ranks until then."""
+    """`hangs`, `stalls`, `faults`: what goes on beside the ranks until then. `agreement`: None where no other agent can be."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class JobEnd:
         hangs: JobHangs,
         stalls: StallWatch,
         faults: Faults,
+        agreement: Agreement | None,
     ) -> None:
         self._local = local
         self._log = log
@@ -38,6 +40,7 @@ class JobEnd:
         self._hangs = hangs
         self._stalls = stalls
         self._faults = faults
+        self._agreement = agreement
         self.signal = signal.SIGTERM
         """What ranks are ended with: the signal that ends the job."""
         self._why = ("", "")
@@ -50,7 +53,9 @@ class JobEnd:
         self._log.hand_on(ended)
 
     def begin(self, code: int) -> None:
-        """The log has ended: end all that is left."""
+        """The log has ended: end all that is left. Members that are told to end hear of no entry any more."""
+        if self._agreement is not None:
+            self._agreement.tell()
         self._stop(code)
         self._cluster.end(self.signal, code, *self._why, self._log.retold())
         self._local.loop.later(self._local.options.shutdown_timeout_s + MEMBERS_S, self._cluster.leave_members)

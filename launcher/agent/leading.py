@@ -126,7 +126,7 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     introductions = Introductions(orders.send)
     router = ReportRouter(loop, sink, coordination, processes.spawner, planner, hangs, stalls, units, introductions, explain)
     start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
-    end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
+    end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults, began.agreement)
     executor = Executor(local, coordination, log, cluster, orders, reconciliation, planner, hangs, faults, end)
     replication = Replication(local, began.agreement, began.listener, leader, cluster, quorum, coordination, hangs)
     leaving = Leaving(local, coordination, leader, replication, end)

@@ -198,6 +198,10 @@ class Agreement:
             elif not n_sent and not entries and not self._send():
                 return
 
+    def tell(self) -> None:
+        """Let others know what is committed now, and not behind what follows from it here."""
+        self._send()
+
     def _send(self) -> int:
         """Say all that there is to say; answers how many messages that were."""
         self._node.tell_commits()

@@ -69,7 +69,7 @@ class Stacks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Files(msgspec.Struct, frozen=True, tag=True):
-    """With the first byte of its stream that each holds, and the one behind the last."""
+    """Each file is told with the first byte of its stream that it holds, and the one behind the last."""
 
     files: Annotated[tuple[tuple[KeptFile, tuple[Size, Size]], ...], msgspec.Meta(max_length=MAX_FILES)]
 

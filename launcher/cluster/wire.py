@@ -139,7 +139,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
 
 FirstWords = Join | Resume | Attach | Greet | LedBy | StillLives | Ask
 MAX_FIRST_BYTES = 1 << 20
-"""Of the first frame of a link."""
+"""The first frame of a link has no more."""
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):

@@ -25,7 +25,7 @@ class Sender(Protocol):
 
 
 class Reader(Protocol):
-    """Who decides what comes of the sink."""
+    """It is the one that decides what comes of the sink."""
 
     def take(self, body: Body, origin: str, generation: int | None) -> None:
         """An event; without a generation, of the present one."""

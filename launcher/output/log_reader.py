@@ -27,7 +27,7 @@ class KeptFile(msgspec.Struct, frozen=True, array_like=True):
     stream: Literal["stdout", "stderr"]
 
     def path(self, folder: Path) -> Path:
-        """Of its newest part: in torchrun's tree what was asked for, else what is kept."""
+        """The path of its newest part: in torchrun's tree what was asked for, else what is kept."""
         below = Path(f"attempt_{self.attempt}", str(self.place), f"{self.stream}.log")
         asked_for = folder / below
         return asked_for if asked_for.exists() else folder / KEPT / below

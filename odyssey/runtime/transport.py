@@ -18,7 +18,7 @@ from odyssey.runtime.sum_group import SumGroup
 from odyssey.runtime.waiter import Waiter
 
 ADDRESS = "ODYSSEY_ADDRESS"
-"""By which the ranks of the job reach this host, as far as its agent knew when this one was started."""
+"""Ranks of the job reach this host by it, as far as its agent knew when this one was started."""
 
 
 class Transport:

@@ -31,7 +31,7 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 class Disturbance:
-    """Of one job, from its events as they come."""
+    """It is measured of one job, from its events as they come."""
 
     def __init__(
         self,

@@ -89,11 +89,6 @@ class Cluster:
         """The id of a rank's process, and its vitals as far as they are known; None before it is there and after its end."""
         return home.seen(rank) if (home := self._home(rank)) is not None else None
 
-    def vitals_of(self, rank: Rank) -> Vitals | None:
-        """As far as they are known."""
-        found = self.seen(rank)
-        return found[1] if found is not None else None
-
     def is_there(self, rank: Rank) -> bool:
         """From its start to its end."""
         return (home := self._home(rank)) is not None and home.is_there(rank)

@@ -96,7 +96,7 @@ class Member:
         self._number: int | None = None
         """This agent's, once the leading one has said Welcome."""
         self.is_led = False
-        """Who leads now has said Welcome: ranks that start know its store."""
+        """The leading agent of now has said Welcome: ranks that start know its store."""
         self._held: Hold | None = None
         """While the ranks stand still."""
         self._is_job_over = False

@@ -54,7 +54,7 @@ def _cut(report: Finished | Failed) -> Finished | Failed:
 
 
 class Reported:
-    """Of the ranks that this agent has had started."""
+    """It keeps this of the ranks that this agent has had started."""
 
     def __init__(self) -> None:
         self._processes: dict[Rank, _Process] = {}
@@ -70,7 +70,7 @@ class Reported:
         return list(self._processes)
 
     def number(self, rank: Rank) -> int:
-        """Of the rank's current process."""
+        """The number of the rank's current process."""
         return self._processes[rank].number
 
     def ends(self, number: int) -> list[RankExited | RankLost]:
@@ -125,7 +125,7 @@ class Reported:
         self._went_back = False
 
     def told(self) -> tuple[FromRank | Happened | Stopped, ...]:
-        """Of the current process of each rank, as far as the first words of a link may hold it."""
+        """What the current process of each rank has come to, as far as the first words of a link may hold it."""
         return tuple(chain.from_iterable(process.told() for process in self._processes.values()))
 
     def said(self) -> Iterator[FromRank]:

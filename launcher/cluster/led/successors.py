@@ -18,10 +18,10 @@ class Successors(Protocol):
         """This agent is in, and another one leads."""
 
     def led_anew(self) -> None:
-        """By another one than before, whose word is here by which ranks start."""
+        """Another agent leads than before, and its word is here by which ranks start."""
 
     def is_over(self, ended: JobEnded) -> None:
-        """Who leads says that the job has ended so; what all have decided may not be known here."""
+        """The leading agent says that the job has ended so; what all have decided may not be known here."""
 
     def passed(self, unit: Committed) -> bool:
         """A unit is final, as a rank here tells. Whether it is the first one here to do so."""
