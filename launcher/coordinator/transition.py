@@ -244,8 +244,9 @@ def take(job: JobState, plan: Plan, reason: str) -> Actions:
     notes = list[Action]()
     if plan.state_from is StateFrom.SCRIPT:
         job.plan = None
-        first = min(workers_of(plan).ranks(plan.workers))
-        if others := gate.built_otherwise(ranks.models, first):
+        models = ranks.models  # of those that are there: the lowest of the plan may be yet to come
+        first = min(models.keys() & workers_of(plan).ranks(plan.workers), default=None)
+        if first is not None and (others := gate.built_otherwise(models, first)):
             moves = [Move(0, worker_of(first), worker_of(rank)) for rank in others if worker_of(rank) in plan.workers]
             plan = replace(plan, move_runs=move_runs(moves))
             notes.append(Record(Note(f"{ranks_text(others)} built other values than rank {first}, with whose all begin")))
