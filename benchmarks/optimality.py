@@ -23,6 +23,7 @@ from benchmarks.kept import Kept
 from benchmarks.plan_cases import SEED, Judge, Ranges, found_by_search, large_job, plan_of, small_job, worth
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
+from odyssey.plan.form import layout_of
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction
 from perfmodel.profile.profile import Profile
@@ -275,7 +276,7 @@ def row_of(
         "workers": len(situation.alive),
         "layers": len(situation.profile.layers),
         "after": "start" if situation.plan is None else f"{len(situation.lost)} lost",
-        "found": "-" if found is None else found.layout(),
+        "found": "-" if found is None else layout_of(found),
         "best": layout,
         "priced": n_priced,
         "ratio": its / most if most > 0 else 1.0,
@@ -293,7 +294,7 @@ def measure_small(kind: str, number: int) -> dict[str, Cell] | None:
         return None
     found = found_by_search(situation)
     its = 0.0 if found is None else worth(situation, found)
-    return row_of(kind, number, situation, found, its, most, everything.n_priced, plan.layout())
+    return row_of(kind, number, situation, found, its, most, everything.n_priced, layout_of(plan))
 
 
 def measure_large(number: int) -> dict[str, Cell] | None:

@@ -16,7 +16,7 @@ from launcher.failures.root_cause import RankEnd, root
 from launcher.joblog.events import AgentInfo, Event
 from launcher.options import RunOptions
 from odyssey.plan.estimate import Transition
-from odyssey.plan.worker import Rank
+from odyssey.plan.worker import Rank, all_ranks_of
 from odyssey.protocol.units import Result
 
 
@@ -156,7 +156,7 @@ class Coordination:
     def idle(self) -> list[Rank]:
         """Ranks for which the plan in force has no work."""
         plan = self.state.plan if isinstance(self.state, JobState) else None
-        return [] if plan is None else sorted(filter(self.state.world.ranks.is_member, plan.all_ranks_of(plan.idle)))
+        return [] if plan is None else sorted(filter(self.state.world.ranks.is_member, all_ranks_of(plan.idle)))
 
     @property
     def may_restart(self) -> bool:

@@ -55,7 +55,7 @@ def save(engine: Engine, model: Model, step: int, folder: Path, keep: int) -> Jo
     Returns why it could not be written, the same on all workers. Raises Cut when communication ends.
     """
     plan, me, groups = engine.plan, engine.worker, engine.groups
-    own = {layer for layer in model.held if plan.holders(layer)[0] == me}
+    own = {layer for layer in model.held if plan.holders[layer][0] == me}
     planner = DefaultSavePlanner(**_AS_IT_IS)
     planner.set_up_planner(_flat(local_state(model, own, step)), is_coordinator=me == plan.leader)
     mine = planner.create_local_plan()

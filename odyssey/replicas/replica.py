@@ -21,7 +21,7 @@ from odyssey.model.packing import digest
 from odyssey.plan.plan import Plan
 from odyssey.plan.rest import Rest, Summed
 from odyssey.plan.schedule import Op
-from odyssey.plan.worker import Rank, Worker
+from odyssey.plan.worker import Rank, Worker, all_ranks_of, ranks_of
 from odyssey.protocol.link import AgentLink
 from odyssey.protocol.model_spec import Boundary, LayerSpec, ModelSpec
 from odyssey.protocol.orders import Measure
@@ -55,11 +55,11 @@ class Member:
     def __init__(self, plan: Plan, worker: Worker, groups: Groups) -> None:
         self.plan = plan
         self.worker = worker
-        (self.rank,) = plan.ranks_of(worker)
+        (self.rank,) = ranks_of(worker)
         self.groups = groups
         self.now: tuple[Op | str, float] = ("between collectives", time.monotonic())
         self.begun: set[Operation] = set()
-        self.ranks = plan.all_ranks_of(plan.workers)
+        self.ranks = all_ranks_of(plan.workers)
         self._free: defaultdict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = defaultdict(list)
         self._alone = None if len(self.ranks) > 1 else _group_of_one()
 
@@ -240,7 +240,7 @@ class Replica:
 
     def let_go(self, runner: Member, plan: Plan, rest: Rest | None) -> None:
         """Here it is known who goes on."""
-        going = frozenset(plan.all_ranks_of(plan.workers))
+        going = frozenset(all_ranks_of(plan.workers))
         if lost := sorted(set(self.seen) - going):
             self.has_lost = True
             if not self.has_ddp:
@@ -278,7 +278,7 @@ class Replica:
             generation=plan.generation,
             position=position,
             digests=((0, self._digest()),),
-            samples=tuple((k, plan.n_samples(k)) for k in mine),
+            samples=tuple((k, plan.samples.n_of(k)) for k in mine),
             denominator=len(runner.ranks),
             groups_s=groups_s,
             moves_s=moves_s,

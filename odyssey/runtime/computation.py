@@ -137,8 +137,8 @@ class Computation:
         """Run `op`, and put what it gives where the ops behind it look."""
         plan = attempt.plan
         layers = plan.layer_range(op.micro_batch, op.stage)
-        is_as_profiled = self._approximately is None and plan.summed(op.micro_batch).isdisjoint(layers.layers)
-        n_samples = plan.n_samples(op.micro_batch)
+        is_as_profiled = self._approximately is None and plan.samples.summed(op.micro_batch).isdisjoint(layers.layers)
+        n_samples = plan.samples.n_of(op.micro_batch)
         with self.clock.measure(op.kind, layers.first, layers.stop, n_samples) if is_as_profiled else nullcontext():
             match op.kind:
                 case "F":
@@ -180,14 +180,14 @@ class Computation:
                     pieces.append(Piece(range(first, layer), leaves, flatten(value, layer - 1)))
                     first, value = layer, detached(value)
                     leaves = pytree.tree_leaves(value)
-                number = plan.number(op.micro_batch)
+                number = plan.samples.number(op.micro_batch)
                 self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, number, layer))
                 value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
             if plan.is_last(op.micro_batch, op.stage):
                 target = self._on_device(self._sample(op, attempt)[1])
                 loss, metrics = self.loss(value, target)
-                if stage.stop - 1 not in plan.summed(op.micro_batch):
-                    attempt.tally.count(plan.positions(op.micro_batch), loss, metrics)
+                if stage.stop - 1 not in plan.samples.summed(op.micro_batch):
+                    attempt.tally.count(plan.samples.positions(op.micro_batch), loss, metrics)
                 outputs = [loss]
             else:
                 outputs = flatten(value, stage.stop - 1)
@@ -198,7 +198,7 @@ class Computation:
 
     def _sample(self, op: Compute, attempt: Try) -> Any:
         """`(input, target)` of a micro-batch. However slow the data set is, a cut ends the wait: raises Cut."""
-        key = attempt.step, attempt.plan.positions(op.micro_batch)
+        key = attempt.step, attempt.plan.samples.positions(op.micro_batch)
         if not self._data.is_there(*key):
             attempt.groups.beside(partial(self._data.wait_for, *key))
         return self._data.get(*key, attempt.groups.check)
@@ -223,7 +223,7 @@ class Computation:
         self._hand_back(op, attempt, live)
 
     def _whole_backward(self, op: Compute, attempt: Try, live: Live, gradients: list[torch.Tensor | None]) -> None:
-        summed = attempt.plan.summed(op.micro_batch)
+        summed = attempt.plan.samples.summed(op.micro_batch)
         for piece in reversed(live.pieces):
             with sparing(self._weights(summed.intersection(piece.layers))):
                 backward(piece.outputs, gradients)
@@ -237,7 +237,7 @@ class Computation:
             live.gradients = gradients  # there is no such half
         else:
             for piece in reversed(live.pieces):
-                weights = self._weights(set(piece.layers) - attempt.plan.summed(op.micro_batch))
+                weights = self._weights(set(piece.layers) - attempt.plan.samples.summed(op.micro_batch))
                 piece.split = backward_input(piece.outputs, gradients, piece.inputs, weights)
                 piece.outputs = []
                 gradients = [leaf.grad for leaf in piece.inputs]
@@ -261,7 +261,7 @@ class Computation:
         """The gradient of the sum of the micro-batch's sample losses by each output of the stage."""
         plan = attempt.plan
         if plan.is_last(op.micro_batch, op.stage):
-            return [torch.full_like(live.outputs[0], plan.n_samples(op.micro_batch))]
+            return [torch.full_like(live.outputs[0], plan.samples.n_of(op.micro_batch))]
         gradients = iter(attempt.exchange.take("B", op.stage + 1, op.micro_batch))
         expected = self._expect(plan.layer_range(op.micro_batch, op.stage).stop - 1, op, attempt)
         return [next(gradients) if tensor.requires_grad else None for tensor in expected.tensors]
@@ -292,7 +292,7 @@ class Computation:
         return precision(self.model.device, self._job_spec.autocast)
 
     def _expect(self, layer: int, op: Compute, attempt: Try) -> Expectation:
-        return self.expectations.behind(layer, attempt.plan.n_samples(op.micro_batch))
+        return self.expectations.behind(layer, attempt.plan.samples.n_of(op.micro_batch))
 
     def _on_device(self, value: Any) -> Any:
         return on_device(value, self.model.device)

@@ -101,7 +101,7 @@ class Exchange:
 
     def _require_gradients(self, op: Compute | Receive, tensors: list[torch.Tensor]) -> None:
         layers = self._plan.layer_range(op.micro_batch, op.stage)
-        expected = self._expectations.behind(layers.stop - 1, self._plan.n_samples(op.micro_batch)).tensors
+        expected = self._expectations.behind(layers.stop - 1, self._plan.samples.n_of(op.micro_batch)).tensors
         for tensor, spec in zip(tensors, expected, strict=True):
             tensor.requires_grad_(spec.requires_grad)
 
@@ -109,7 +109,7 @@ class Exchange:
         if not self._to_post:
             return
         op = self._to_post.popleft()
-        layers, n_samples = self._plan.layer_range(op.micro_batch, op.stage), self._plan.n_samples(op.micro_batch)
+        layers, n_samples = self._plan.layer_range(op.micro_batch, op.stage), self._plan.samples.n_of(op.micro_batch)
         device = self._groups.wire_device
         if op.kind == "F":
             tensors = self._expectations.behind(layers.stop - 1, n_samples).empty(device)

@@ -19,14 +19,14 @@ import torch
 import torch.distributed as dist
 
 from odyssey.plan.needs import Needs, SumOver
-from odyssey.plan.worker import Rank, Worker, ranks_of
+from odyssey.plan.worker import Rank, Worker, all_ranks_of, ranks_of
 from odyssey.protocol.orders import Known
 from odyssey.protocol.reports import Offered, WholeGroup
 from odyssey.runtime import nccl, peer_memory, peers
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import Introductions
 from odyssey.runtime.sum_group import Sum, SumGroup
-from odyssey.runtime.transport import Transport, all_ranks_of, gloo_device
+from odyssey.runtime.transport import Transport, gloo_device
 from odyssey.runtime.tree import TreeSum
 from odyssey.runtime.waiter import Waiter
 

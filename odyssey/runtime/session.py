@@ -29,7 +29,7 @@ import torch
 from odyssey.errors import JobError, OdysseyError
 from odyssey.plan.needs import NO_LIMIT, Needs
 from odyssey.plan.plan import Plan, StateFrom
-from odyssey.plan.worker import Rank, worker_of
+from odyssey.plan.worker import Rank, ranks_of, worker_of
 from odyssey.protocol.calls import CALLS, N_CODE, Unit, difference
 from odyssey.protocol.link import AgentLink
 from odyssey.protocol.orders import Command, Connect, Finish, Follow, Go, Measure, Prepare
@@ -129,7 +129,7 @@ class Session(Generic[R]):
 
     @property
     def _speaker(self) -> Rank | None:
-        return self.plan.ranks_of(self.plan.leader)[0] if self.plan is not None else None
+        return ranks_of(self.plan.leader)[0] if self.plan is not None else None
 
     @contextmanager
     def outside(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from odyssey.plan.worker import Rank, Worker, ranks_of
+from odyssey.plan.worker import Worker, all_ranks_of
 from odyssey.runtime import nccl, peers
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
@@ -75,11 +75,6 @@ class Transport:
         if self._waiter.reason is not None:
             nccl.abort(group)  # the cut did not know of it
         return group
-
-
-def all_ranks_of(members: Sequence[Worker]) -> tuple[Rank, ...]:
-    """The ranks of these workers, in their order."""
-    return tuple(rank for worker in members for rank in ranks_of(worker))
 
 
 def _has_own_device(device: torch.device) -> bool:

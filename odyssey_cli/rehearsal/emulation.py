@@ -112,11 +112,11 @@ class Waits(Computation):
         if op.kind in ("B", "I") and not plan.is_last(k, op.stage):
             attempt.exchange.take("B", op.stage + 1, k)
         costs = self._costs.by(self.plan, self.worker)
-        alone_s = costs.compute_s(op.kind, layers.first, layers.stop, plan.n_samples(k))
+        alone_s = costs.compute_s(op.kind, layers.first, layers.stop, plan.samples.n_of(k))
         stretch = self._device.give(alone_s) / alone_s if alone_s else 1.0
         for start in self._starts:
             if start.op == op:
-                left_s = costs.left_s(op.kind, layers.first, start.layer, plan.n_samples(k)) * stretch
+                left_s = costs.left_s(op.kind, layers.first, start.layer, plan.samples.n_of(k)) * stretch
                 self._complete_s[start.bucket] = self._device.until - left_s
         if op.kind in ("B", "W"):
             self._exchange()
@@ -133,7 +133,7 @@ class Waits(Computation):
         plan = self._try.plan
         layers = plan.layer_range(k, op.stage)
         boundary = profile.layers[layers.stop - 1 if op.kind == "F" else layers.first - 1]
-        size_bytes = boundary.output_bytes * plan.n_samples(k) / profile.micro_batch
+        size_bytes = boundary.output_bytes * plan.samples.n_of(k) / profile.micro_batch
         return [torch.tensor([self._network.leave(op.peer, size_bytes, self._device.until)], dtype=torch.float64)]
 
     def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:

@@ -80,7 +80,7 @@ class _Tasks:
         lost = {p: without_worker(plan.pipelines[p].stages) for p in members}
         for *_, k in sorted((j, lost[p], k) for p in members for j, k in enumerate(plan.pipelines[p].micro_batches)):
             p = plan.home[k]
-            stages, n_samples = plan.pipelines[p].stages, plan.n_samples(k)
+            stages, n_samples = plan.pipelines[p].stages, plan.samples.n_of(k)
             previous = None
             for s, stage in enumerate(stages):
                 worker = route_of.get((k, s), stage.worker)
