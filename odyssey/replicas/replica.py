@@ -65,14 +65,14 @@ class Member:
 
     def start(self, operation: Callable[[Any], Any]) -> Any:
         """In the group of all. Raises Cut."""
-        self.groups.check()
+        self.groups.waiter.check()
         if self._alone is not None:
             return operation(self._alone)
         return self.groups.over(self.plan.workers, operation)
 
     def wait(self, works: Sequence[Any]) -> None:
         """Raises Cut."""
-        self.groups.wait(lambda: [work.wait() for work in works])
+        self.groups.waiter.wait(lambda: [work.wait() for work in works])
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """In memory that was used before, if there is some: new pages cost more than the copy."""
@@ -96,14 +96,14 @@ class Member:
 
 def _receive(sums: Sequence[Sum], groups: Groups, giver: Worker) -> None:
     for its in sums:
-        its.take_over(lambda tensor: groups.wait(_send_on(groups, giver, tensor).wait))
+        its.take_over(lambda tensor: groups.waiter.wait(_send_on(groups, giver, tensor).wait))
 
 
 def _send_on(groups: Groups, giver: Worker, tensor: torch.Tensor) -> Any:
     """From one to all in these groups."""
     options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = groups.members.index(giver), 0
-    return groups.over(groups.members, lambda group: group.broadcast([tensor], options))
+    options.rootRank, options.rootTensor = groups.needs.members.index(giver), 0
+    return groups.over(groups.needs.members, lambda group: group.broadcast([tensor], options))
 
 
 def _group_of_one() -> Any:

@@ -19,7 +19,8 @@ groups.py     communication that can be cut; waiter.py: by a thread that waits; 
               peers.py: that who is connected is the one that was meant
 gradients.py  what is summed over it; tally.py: of which samples; reductions.py: bucket by bucket, while the backward computes
 metrics.py    what is told of the samples beside the loss; agreed_numbers.py: which numbers ranks have in common, by a sum
-transfer.py   layers on their way between ranks; peer_memory.py: read where they lie, on one host
+transfer.py   layers on their way between ranks; peer_memory.py: read where they lie, on one host;
+              neighbour_memory.py: whose
 evaluation.py, run_once.py: what is run instead of a step
 job_spec.py   what the script asked for; draws.py: data sets that draw random numbers
 proof.py      what a rank shows before it goes on

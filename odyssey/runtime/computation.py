@@ -200,8 +200,8 @@ class Computation:
         """`(input, target)` of a micro-batch. However slow the data set is, a cut ends the wait: raises Cut."""
         key = attempt.step, attempt.plan.samples.positions(op.micro_batch)
         if not self._data.is_there(*key):
-            attempt.groups.beside(partial(self._data.wait_for, *key))
-        return self._data.get(*key, attempt.groups.check)
+            attempt.groups.waiter.beside(partial(self._data.wait_for, *key))
+        return self._data.get(*key, attempt.groups.waiter.check)
 
     def _call(self, layer: int, value: Any) -> Any:
         if self._approximately is None or layer not in self._approximately.layers:

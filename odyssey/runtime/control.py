@@ -98,7 +98,7 @@ class Control:
             ahead = self._ahead
             if ahead is not None and ahead.needs == needs:
                 self._ahead = None
-                ahead.are_for(generation)
+                ahead.introductions.generation = generation
                 return ahead
             self._forget_ahead()
             return None
@@ -200,7 +200,7 @@ class Control:
         with self._lock:
             for groups in (self._groups, self._ahead, self._giving):
                 if groups is not None:
-                    groups.learn(known)
+                    groups.introductions.learn(known)
 
     def _pong(self, number: int) -> Pong:
         phase, at = self._phase, self._at()
@@ -214,7 +214,7 @@ class Control:
             what, waiting = "idle", True
         else:
             takes_orders = phase.communication in (Communication.STOPPED, Communication.READY, Communication.BROKEN)
-            waiting = takes_orders or (self._groups is not None and self._groups.waits_for_others)
+            waiting = takes_orders or (self._groups is not None and self._groups.waiter.waits_for_others)
         return Pong(number, phase.position, phase.kind, what, waiting, time.monotonic() - since_s)
 
     # -- under the lock -------------------------------------------------------------------------------------------------

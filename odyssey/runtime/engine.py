@@ -115,8 +115,8 @@ class Engine:
             self._begin(step, rest or self._whole)
             self.model.begin_step()
             self._run_program()
-            if self.model.statistics and len(self.groups.members) > 1:
-                self.groups.wait(self.groups.all_reduce(self.model.statistics.sums).wait)
+            if self.model.statistics and len(self.groups.needs.members) > 1:
+                self.groups.waiter.wait(self.groups.all_reduce(self.model.statistics.sums).wait)
             self._try.healthy.scale()
             return [float(sum(self._tally.losses.values())), self.gradients.square_sum(), *self._told()]
 
@@ -145,7 +145,7 @@ class Engine:
             began_s.append(now_s)
             match op:
                 case Compute():
-                    self.groups.check()
+                    self.groups.waiter.check()
                     self._compute(op)
                 case Send():
                     outputs = self._try.live[op.stage, op.micro_batch].outputs if op.kind == "F" else []

@@ -29,7 +29,7 @@ import torch
 from odyssey.errors import JobError, OdysseyError
 from odyssey.plan.needs import NO_LIMIT, Needs
 from odyssey.plan.plan import Plan, StateFrom
-from odyssey.plan.worker import Rank, ranks_of, worker_of
+from odyssey.plan.worker import Rank, all_ranks_of, ranks_of, worker_of
 from odyssey.protocol.calls import CALLS, N_CODE, Unit, difference
 from odyssey.protocol.link import AgentLink
 from odyssey.protocol.orders import Command, Connect, Finish, Follow, Go, Measure, Prepare
@@ -207,7 +207,7 @@ class Session(Generic[R]):
             self._agree(START, ())
             runner.now = (CALLS[transaction.kind], time.monotonic())
         values = transaction.body(runner)
-        runner.groups.check()  # on a device, what a cut has ended looks like what has come to its end
+        runner.groups.waiter.check()  # on a device, what a cut has ended looks like what has come to its end
         if (phase := self._control.change(Phase.contributed)) is None:
             raise Cut("paused in the script's own code")
         if transaction.receive is not None:
@@ -225,17 +225,17 @@ class Session(Generic[R]):
         assert runner is not None
         runner.now = (at, time.monotonic())
         groups = runner.groups
-        n_members = len(groups.members)
+        ranks = all_ranks_of(groups.needs.members)
         n_summed = N_DRAIN + N_VALUES
         fits = len(values) <= n_summed
         here = [*values, *[0.0] * (n_summed - len(values))] if fits else [0.0] * n_summed
         # As long as it takes: another rank may be in the script's own code. Who hangs is the agent's to find.
         sums = self._sum([*here, *unit.code, *(untold(1) if fits else told((len(values),)))])
-        if sums[n_summed : n_summed + N_CODE] != [part * n_members for part in unit.code]:
-            units = torch.zeros((n_members, N_CODE), dtype=torch.float64)
-            units[groups.ranks.index(self.rank)] = torch.tensor(unit.code)
-            groups.wait(groups.all_reduce(units, limit=NO_LIMIT).wait)  # all are here
-            others = dict(zip(groups.ranks, map(Unit.from_code, units.tolist()), strict=True))
+        if sums[n_summed : n_summed + N_CODE] != [part * len(ranks) for part in unit.code]:
+            units = torch.zeros((len(ranks), N_CODE), dtype=torch.float64)
+            units[ranks.index(self.rank)] = torch.tensor(unit.code)
+            groups.waiter.wait(groups.all_reduce(units, limit=NO_LIMIT).wait)  # all are here
+            others = dict(zip(ranks, map(Unit.from_code, units.tolist()), strict=True))
             positions = sorted({unit.position for unit in others.values()})
             raise JobError(difference(others) or f"ranks are at different places of the job: {positions}", SAME_CALLS)
         n_more = alike(sums[n_summed + N_CODE :])
@@ -247,8 +247,8 @@ class Session(Generic[R]):
         """Sum over all workers, each of which gives as many values. Raises Cut."""
         assert self._runner is not None
         groups, sums = self._runner.groups, torch.tensor(values, dtype=torch.float64)
-        if len(groups.members) > 1:
-            groups.wait(groups.all_reduce(sums, limit=NO_LIMIT).wait)
+        if len(groups.needs.members) > 1:
+            groups.waiter.wait(groups.all_reduce(sums, limit=NO_LIMIT).wait)
         return sums.tolist()
 
     def _take(self, transaction: Transaction[R], result: Result) -> None:
@@ -348,7 +348,7 @@ class Session(Generic[R]):
     def _measure(self, order: Measure) -> None:
         groups = self._new_groups(order.generation, Needs.of_chain(order.chain, self.worker))
         self._control.use(groups)
-        if self.worker in groups.members:
+        if self.worker in groups.needs.members:
             self._link.report(self._state.measure(order, self.worker, groups))
         self._control.change(Phase.served)
 

@@ -153,7 +153,7 @@ class Waits(Computation):
             self._exchange()
             assert self._exchanged is not None, "all ops have run"
             complete, work = self._exchanged
-            self._try.groups.wait(work.wait)
+            self._try.groups.waiter.wait(work.wait)
             ready = zip(complete.max(dim=0).values.tolist(), self._buckets, strict=True)
             done = queue(self.plan, self._costs, ready)
             self._device.wait(max((one.end_s for one in done if one.bucket in self._complete_s), default=0.0))

@@ -184,7 +184,7 @@ class Points:
                 work.wait()
                 self.here("giving")
             else:
-                groups.wait(work.wait)
+                groups.waiter.wait(work.wait)
                 self.here("receiving")
             return work
 

@@ -25,7 +25,7 @@ def stay_behind(rank: int) -> None:
     def staying(self, at, values):
         sums = agree(self, at, values)
         if self.rank == rank and at == COMMIT and self._control.phase.kind == "load":
-            self.runner.groups.wait(threading.Event().wait)  # ended by a cut
+            self.runner.groups.waiter.wait(threading.Event().wait)  # ended by a cut
         return sums
 
     Session._agree = staying

@@ -181,7 +181,7 @@ def stop_at_ops(at, stands, losses):
             if what == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             os.write(pipe, b".")
-            self.groups.beside(threading.Event().wait)
+            self.groups.waiter.beside(threading.Event().wait)
         compute(self, op)
 
     Engine._compute = stopping

@@ -32,7 +32,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.of: dict[int, Groups] = {}
-        self._introductions = Introductions(lambda rank, known: self.of[rank].learn(known))
+        self._introductions = Introductions(lambda rank, known: self.of[rank].introductions.learn(known))
         self._lock = threading.Lock()
 
     def _offer(self, rank: int, offered: Offered) -> None:
@@ -79,10 +79,10 @@ class Ranks:
 
         def part(groups: Groups) -> None:
             for subset in (None, *subsets):
-                over = groups.members if subset is None else subset
+                over = groups.needs.members if subset is None else subset
                 if groups.me in over and len(over) > 1:
                     value = torch.tensor([2.0**groups.me, 1.0], dtype=torch.float64)
-                    groups.wait(groups.all_reduce(value, subset).wait)
+                    groups.waiter.wait(groups.all_reduce(value, subset).wait)
                     assert value.tolist() == [sum(2.0**rank for rank in over), len(over)]
 
         self.each(part)
