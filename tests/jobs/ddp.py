@@ -147,18 +147,18 @@ class Points:
             raise Cut("a connection ended")
 
     def in_commits(self) -> None:
-        from odyssey.runtime.session import Session
+        from odyssey.runtime import session
 
-        agree = Session._agree
+        agree = session.agree
 
-        def agreed(self_: Any, at: str, values: Any) -> Any:
+        def agreed(runner: Any, unit: Any, at: str, values: Any) -> Any:
             self.here("at_commit")
-            found = agree(self_, at, values)
+            found = agree(runner, unit, at, values)
             self.here("after_commit")
             self.misses("misses_commit")
             return found
 
-        Session._agree = agreed  # type: ignore[method-assign]
+        session.agree = agreed
 
     def in_sums(self) -> None:
         from odyssey.replicas import replica

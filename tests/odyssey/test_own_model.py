@@ -150,7 +150,7 @@ def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
 
     _, _, its_loop, other = whole(variant)
     its_loop.behind(0, 0.1)
-    other.joining()
+    other.replay.joining()
     other.adopt(0, held.export(0))
     assert digest(other.shard_state(0)) == state
     for pass_a_unit in (other.replaying, other.replaying, other.replayed):
@@ -159,7 +159,7 @@ def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
         assert digest(other.shard_state(0)) == state
     its_loop.behind(4, 0.5)
     now = digest(other.shard_state(0))
-    other.replaying()
+    other.replay.replaying()
     assert digest(other.shard_state(0)) == now
 
 
