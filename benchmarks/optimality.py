@@ -27,6 +27,7 @@ from odyssey.plan.form import layout_of
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction
 from perfmodel.profile.profile import Profile
+from perfmodel.step.all_reduce import all_reduce_s
 from perfmodel.step.costs import Costs
 from strategies.building.compose import n_micro_batches_of
 from strategies.search import warm_up
@@ -115,7 +116,7 @@ class Everything:
                     continue
                 for ranges, hosts in product(self._all_splits(lengths), self._all_hosts(lengths)):
                     on = Counter(row[0] for row in hosts)
-                    reduced_s = costs.all_reduce_s(len(on), max(on.values()), profile.layers[0].gradient_bytes)
+                    reduced_s = all_reduce_s(costs.profile.cluster, len(on), max(on.values()), profile.layers[0].gradient_bytes)
                     for share in shares(profile.global_batch, len(lengths)):
                         slowest_s = max(map(self._alone_s, ranges, hosts, share))
                         yield profile.global_batch / (slowest_s + reduced_s), ranges, hosts, share

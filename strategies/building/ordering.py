@@ -121,5 +121,5 @@ class _Tasks:
         size = profile.layers[layer - 1].output_bytes * n_samples / profile.micro_batch
         key = (a, b, round(size))
         if key not in self._ways:
-            self._ways[key] = round(self._costs.transfer_s(self._costs.link(a, b), size) * SECOND)
+            self._ways[key] = round(self._costs.link(a, b).transfer_s(size) * SECOND)
         return self._ways[key]

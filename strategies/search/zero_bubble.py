@@ -141,7 +141,7 @@ def _least_s(plan: Plan, costs: Costs) -> float:
         for stage in pipeline.stages:
             if before is not None and stage.worker is not None:
                 size = costs.profile.layers[stage.first - 1].output_bytes * first / costs.profile.micro_batch
-                reaches_s += costs.transfer_s(costs.link(before, stage.worker), size)
+                reaches_s += costs.link(before, stage.worker).transfer_s(size)
             before = stage.worker
             key = (stage.first, stage.stop, n_samples)
             if key not in known:

@@ -153,7 +153,7 @@ def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
     other.replay.joining()
     other.adopt(0, held.export(0))
     assert digest(other.shard_state(0)) == state
-    for pass_a_unit in (other.replaying, other.replaying, other.replayed):
+    for pass_a_unit in (other.replay.replaying, other.replay.replaying, other.replay.replayed):
         its_loop.behind(4, 0.5)  # as a script does for a unit of the others
         pass_a_unit()
         assert digest(other.shard_state(0)) == state

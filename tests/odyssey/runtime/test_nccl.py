@@ -65,7 +65,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> tuple[Groups, list
         return works[-1]
 
     monkeypatch.setattr(groups, "all_reduce", all_reduce)
-    monkeypatch.setattr(Groups, "only_queues", True)
+    monkeypatch.setattr(groups.wire, "is_on_device", True)
     groups.by_subset = {group.workers: object() for group in plan.reduce}
     return groups, works
 

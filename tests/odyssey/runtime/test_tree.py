@@ -86,11 +86,11 @@ def test_groups_that_were_built_before_their_generation_have_pairs_within_it(mon
     passed = torch.zeros(1)
 
     def send() -> None:
-        of_rank[1].wait(of_rank[1].send(torch.ones(1), 2, 7).wait)
+        of_rank[1].waiter.wait(of_rank[1].send(torch.ones(1), 2, 7).wait)
 
     sender = threading.Thread(target=send)
     sender.start()
-    of_rank[2].wait(of_rank[2].receive(passed, 1, 7).wait)
+    of_rank[2].waiter.wait(of_rank[2].receive(passed, 1, 7).wait)
     sender.join()
     for groups in of_rank.values():
         groups.release()
