@@ -316,7 +316,7 @@ class Processes:
     @property
     def have_ended(self) -> bool:
         """No rank is left, and none is still to come."""
-        return not self._living and not self.spawner.awaits_ranks
+        return not self._living and not self.spawner.pending.has_ranks
 
     def kill_all(self) -> None:
         """SIGKILL to every rank."""

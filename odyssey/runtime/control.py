@@ -21,7 +21,7 @@ from odyssey.protocol.orders import Command, Connect, Drain, Go, Known, Pause, P
 from odyssey.protocol.reports import Broken, Connected, HandOn, Paused, Pong
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
-from odyssey.runtime.phase import Communication, Phase
+from odyssey.runtime.phase import Communication, Phase, word_of
 from odyssey.runtime.sum_group import SumGroup
 from odyssey.runtime.work import State
 
@@ -243,5 +243,5 @@ class Control:
             self._phase = phase.answered()
             held, summed = tuple(sorted(self._state.held)), self._state.summed()
             whole = () if self._groups is None else self._groups.whole()
-            at, hands_on = (phase.position, phase.word), self._state.hands_on
+            at, hands_on = (phase.position, word_of(phase)), self._state.hands_on
             self._link.report(Paused(self._link.rank, phase.generation, *at, held, summed, whole, phase.passed, hands_on))
