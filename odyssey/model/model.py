@@ -24,7 +24,7 @@ from odyssey.errors import JobError
 from odyssey.model.blueprint import META, Blueprint, LayerFactory
 from odyssey.model.given import OptimizerFactory, SchedulerFactory
 from odyssey.model.packing import digest
-from odyssey.model.state_shard import StateShard
+from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
 from odyssey.protocol.model_spec import LayerSpec
 
@@ -53,6 +53,8 @@ class Model:
     """What a step changes beside what optimizers do."""
     replay = Replay()
     """Of the units that others did before this rank came."""
+    reading: Stateful | None = None
+    """Where the reading of data stands, if these tell: it goes with the layers."""
 
     def __init__(
         self,
@@ -181,6 +183,7 @@ class Model:
         """Hold one layer, with the state that another rank exported. What this rank had of it before is let go whole:
         an optimizer that was kept would step parameters that no module has any more."""
         self.is_as_built = False
+        self.read_on(state["reading"])
         if layer in self.held:
             self.keep_only(self.held - {layer})
         module = self.layers[layer]
@@ -195,6 +198,11 @@ class Model:
             if number not in known:
                 self.shards[number].load_progress(progress)
 
+    def read_on(self, state: Any) -> None:
+        """From where the reading of data stood elsewhere."""
+        if self.reading is not None and state is not None:
+            self.reading.load_state_dict(state)
+
     def keep_only(self, layers: Iterable[int]) -> None:
         """Free all layers that are not among `layers`."""
         wanted = self.held & frozenset(layers)
@@ -208,9 +216,11 @@ class Model:
         )
 
     def export(self, layer: int) -> dict[str, Any]:
-        """All state of a held layer, as `adopt` takes it: parameters, buffers (of both kinds), optimizer, scheduler."""
+        """All state of a held layer, as `adopt` takes it: parameters, buffers (of both kinds), optimizer, scheduler; and where
+        the reading of data stands."""
         module = self.layers[layer]
         return {
+            "reading": self.reading and self.reading.state_dict(),
             "parameters": {name: p.detach() for name, p in module.named_parameters()},
             "buffers": dict(module.named_buffers()),
             "progress": {number: self.shards[number].progress() for number in self.shards_of([layer])},

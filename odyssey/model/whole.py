@@ -173,6 +173,7 @@ class Whole(Model):
         """Copy a state into the script's objects; once more when the script has passed the units of others."""
         self.replay.arrived(state)
         self.is_as_built = False
+        self.read_on(state["reading"])
         self._take(frozenset({layer}))
         self._copy_in(state)
 

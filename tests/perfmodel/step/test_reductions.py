@@ -57,8 +57,6 @@ def test_within_hosts_first_where_links_between_them_are_slow() -> None:
     shared = costs((AllReduce.HIERARCHICAL,), interface=LINK.bandwidth)
     over_one_s = within_s + 8 * (1e9 / LINK.bandwidth) + 2 * LINK.latency_s
     assert all_reduce_s(shared.profile.cluster, 2, 8, 8e9) == pytest.approx(over_one_s)
-        within_s + 8 * (1e9 / LINK.bandwidth) + 2 * LINK.latency_s
-    )
 
 
 def test_workers_of_one_host_use_its_own_link() -> None:
