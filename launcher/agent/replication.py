@@ -173,13 +173,13 @@ class Replication:
         elif not does_it:
             sink.say("too few other agents are heard to go on: the ranks here stand still")
             self._hangs.stop()  # until something is expected of ranks again
-            self._local.processes.hold(True)
+            self._local.processes.stillness.hold(True)
             why = f"too few other agents were heard for {HOLD_DETECTS * detect_s:g} s, and those may go on without this one"
             self._hold_limit = hold_limit(self._local.loop, detect_s, lambda: self._end(why))
         elif self._hold_limit is not None:
             self._hold_limit.cancel()
             self._hold_limit = None
-            self._local.processes.hold(False)
+            self._local.processes.stillness.hold(False)
             sink.say("enough other agents are heard again: the ranks go on")
             sink.event(LeaderChanged(self._leader.us))
 
@@ -256,7 +256,7 @@ class Replication:
 
     def _has_taken_over(self) -> None:
         local, coordination = self._local, self._coordination
-        local.processes.hold(False)
+        local.processes.stillness.hold(False)
         self._resume()
         if local.code is not None:
             return  # the job had ended

@@ -98,7 +98,7 @@ def _checked(options: RunOptions, watch: Watch) -> HostReport:
 
 def _found(local: LocalAgent, drills: tuple[Drill, ...], profile: Profile | None, succession: Succession) -> None:
     """The agent that led is gone before the job began, and it begins here."""
-    local.processes.serve_store(succession.member.here)
+    local.processes.environments.store = local.processes.store.serve_here(succession.member.here)
     agent = leading(local, founding_anew(local, succession), drills, profile)
     local.become(agent)
     agent.start_elsewhere()
@@ -107,7 +107,7 @@ def _found(local: LocalAgent, drills: tuple[Drill, ...], profile: Profile | None
 def _take_over(local: LocalAgent, succession: Succession) -> None:
     """From here on this agent leads."""
 
-    local.processes.serve_store(succession.member.here)
+    local.processes.environments.store = local.processes.store.serve_here(succession.member.here)
     agent = leading(local, taking_over(succession), (), None)
     local.become(agent)
     reported, processes = succession.member.reported, succession.coordination.processes_at(succession.number)

@@ -413,7 +413,7 @@ class Member:
         else:
             self.say(f"the leading agent at {self.where} is heard: the ranks go on")
             self._release()
-        self._processes.hold(is_held)
+        self._processes.stillness.hold(is_held)
 
     def _release(self) -> None:
         if self._held is not None:
@@ -438,7 +438,7 @@ class Member:
         for rank in list(self._processes.ranks):
             self._processes.kill_rank(rank, None)
             self._processes.forget(rank)
-        self._processes.hold(False)
+        self._processes.stillness.hold(False)
         self.reported = Reported()
         self._release()
         self._number, self.is_led = None, False
@@ -474,7 +474,7 @@ class Member:
             self._local.code = code
             self._search.end()
             self._successors.close()
-            self._processes.hold(False)
+            self._processes.stillness.hold(False)
             if sent_to_all is not None:
                 self._local.end_ranks(sent_to_all)
             else:
