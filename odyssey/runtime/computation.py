@@ -56,12 +56,14 @@ class Live:
     """What a micro-batch keeps at a stage between its forward and its last backward.
 
     One piece; more if reductions start within its backward. `gradients`: by the outputs, where an `I` leaves all to the `W`.
+    `weight`: how much the micro-batch counts, where its loss is computed.
     """
 
-    __slots__ = ("gradients", "pieces")
+    __slots__ = ("gradients", "pieces", "weight")
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[Piece], weight: float) -> None:
         self.pieces = pieces
+        self.weight = weight
         self.gradients: list[torch.Tensor | None] | None = None
 
     @property
@@ -102,7 +104,7 @@ class Computation:
         self.model = model
         self.expectations = expectations
         self.clock = Clock(model.device)
-        self._job_spec = job_spec
+        self.job_spec = job_spec
         self._data = data
         self._generator = default_generator(model.device)
         self._n_whole = -(-plan.global_batch // plan.micro_batch)
@@ -157,7 +159,7 @@ class Computation:
         """
         for number, shard in self.model.shards.items():
             if shard.optimizer is not None:
-                self._generator.manual_seed(layer_seed(self._job_spec.seed, step, self._n_whole, number))
+                self._generator.manual_seed(layer_seed(self.job_spec.seed, step, self._n_whole, number))
                 shard.optimizer.step()
             if shard.scheduler is not None:
                 shard.scheduler.step()
@@ -172,7 +174,7 @@ class Computation:
             leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
             value = self._expect(stage.first - 1, op, attempt).nest(leaves)
         pieces: list[Piece] = []
-        first = stage.first
+        first, weight = stage.first, 0.0
         cuts = attempt.reductions.cuts.get((op.stage, op.micro_batch), frozenset())
         with self.precision():
             for layer in stage.layers:
@@ -181,19 +183,20 @@ class Computation:
                     first, value = layer, detached(value)
                     leaves = pytree.tree_leaves(value)
                 number = plan.samples.number(op.micro_batch)
-                self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, number, layer))
+                self._generator.manual_seed(layer_seed(self.job_spec.seed, attempt.step, number, layer))
                 value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
             if plan.is_last(op.micro_batch, op.stage):
-                target = self._on_device(self._sample(op, attempt)[1])
-                loss, metrics = self.loss(value, target)
+                sample = self._sample(op, attempt)
+                weight = self.job_spec.weight_of(sample, plan.samples.n_of(op.micro_batch))
+                loss, metrics = self.loss(value, self._on_device(sample[1]))
                 if stage.stop - 1 not in plan.samples.summed(op.micro_batch):
-                    attempt.tally.count(plan.samples.positions(op.micro_batch), loss, metrics)
+                    attempt.tally.count(plan.samples.positions(op.micro_batch), loss, metrics, weight)
                 outputs = [loss]
             else:
                 outputs = flatten(value, stage.stop - 1)
                 self._expect(stage.stop - 1, op, attempt).check(outputs)
         pieces.append(Piece(range(first, stage.stop), leaves, outputs))
-        attempt.live[op.stage, op.micro_batch] = Live(pieces)
+        attempt.live[op.stage, op.micro_batch] = Live(pieces, weight)
         self.hand_on(op, attempt, [output.detach() for output in outputs])
 
     def _sample(self, op: Compute, attempt: Try) -> Any:
@@ -258,10 +261,10 @@ class Computation:
             attempt.reductions.behind(op, piece.layers.start)
 
     def _output_gradients(self, op: Compute, attempt: Try, live: Live) -> list[torch.Tensor | None]:
-        """The gradient of the sum of the micro-batch's sample losses by each output of the stage."""
+        """The gradient of the micro-batch's mean loss times its weight, by each output of the stage."""
         plan = attempt.plan
         if plan.is_last(op.micro_batch, op.stage):
-            return [torch.full_like(live.outputs[0], plan.samples.n_of(op.micro_batch))]
+            return [torch.full_like(live.outputs[0], live.weight)]
         gradients = iter(attempt.exchange.take("B", op.stage + 1, op.micro_batch))
         expected = self._expect(plan.layer_range(op.micro_batch, op.stage).stop - 1, op, attempt)
         return [next(gradients) if tensor.requires_grad else None for tensor in expected.tensors]
@@ -285,11 +288,11 @@ class Computation:
 
     def loss(self, output: Any, target: Any) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Call the script's loss: it and the metrics beside it are means over the samples."""
-        return self._job_spec.loss_and_metrics(output, target)
+        return self.job_spec.loss_and_metrics(output, target)
 
     def precision(self) -> AbstractContextManager[Any]:
         """In which the layers are called."""
-        return precision(self.model.device, self._job_spec.autocast)
+        return precision(self.model.device, self.job_spec.autocast)
 
     def _expect(self, layer: int, op: Compute, attempt: Try) -> Expectation:
         return self.expectations.behind(layer, attempt.plan.samples.n_of(op.micro_batch))
