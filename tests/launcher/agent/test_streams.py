@@ -119,7 +119,7 @@ def test_a_job_in_pipelines_reads_on_for_who_is_lost_within_a_step(way: str, tmp
 @pytest.mark.parametrize("way", some(1))
 def test_a_rank_of_a_pipeline_comes_back_and_reads_on(way: str, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
-    profiles.write(profile_of_own_processors(tmp_path), profile)
+    profiles.write(profile_of_own_processors(), profile)
     held = Held(tmp_path / "held", 4)
 
     def watch(event: Event, ran: Ran) -> None:
