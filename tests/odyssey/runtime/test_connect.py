@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,14 +114,17 @@ def test_nothing_is_built_for_a_script_that_has_ended() -> None:
 
 
 def test_the_others_train_on_where_one_never_connects_and_a_pause_ends_the_wait(
-    agent_of: Callable[..., MiniAgent], held: Held, out: Out
+    agent_of: Callable[..., MiniAgent], held: Held, out: Out, tmp_path: Path
 ) -> None:
-    agent = with_a_newcomer(agent_of, held)
+    later = Held(tmp_path / "later", 4)  # they would end before they hear of the pause
+    agent = with_a_newcomer(lambda n, *arguments: agent_of(n, *arguments, *later.arguments), held)
     agent.order(Connect(agent.generation, 1, to_come(agent)), 0, 1)
     held.release()
     agent.wait(Committed, 0, 1, when=lambda report: report.result.position == (4, 0))
 
-    agent.prepare(grown(agent, agent.pause()))
+    paused = agent.pause()
+    later.release()
+    agent.prepare(grown(agent, paused))
 
     assert not [report for reports in agent.heard.values() for report in reports if isinstance(report, Connected)]
     agent.go()
