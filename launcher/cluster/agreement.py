@@ -61,7 +61,7 @@ class Agreement:
         self._loop = loop
         self._beat_s = detect_s / N_BEATS
         self._clock = OwnClock(loop, 2 * self._beat_s)
-        self._mesh = Mesh(loop, listener, me, log, self._received)
+        self._mesh = Mesh(listener, me, log, self._received)
         self._node = Node(me, Random(), 0.0, heartbeat_s=self._beat_s, election_s=detect_s)
         self._pending: deque[bytes] = deque()
         """Proposed while this agent did not lead: decided if it leads again."""

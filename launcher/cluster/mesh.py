@@ -14,7 +14,6 @@ from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Greet
 from launcher.consensus.messages import Message
 from launcher.consensus.node import ProtocolError
-from launcher.host.loop import Loop
 from odyssey.codec import Malformed, Packed
 from odyssey.protocol.frames import MAX_FRAME_BYTES, packed
 
@@ -37,8 +36,7 @@ class Mesh:
     """`received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `me`: our number;
     `log`: which one it is about. Agents of another job, which may have been reached here before, are not heard."""
 
-    def __init__(self, loop: Loop, listener: Listener, me: int, log: str, received: Callable[[int, Message], None]) -> None:
-        self._loop = loop
+    def __init__(self, listener: Listener, me: int, log: str, received: Callable[[int, Message], None]) -> None:
         self._listener = listener
         self._me = me
         self._log = log
@@ -63,14 +61,8 @@ class Mesh:
             return
         peer.queued.append(body)
         if peer.connector is None:
-            key, port = self._listener.key, self._listener.endpoint_port
-            peer.connector = Connector(
-                self._loop,
-                [peer.address],
-                key,
-                port,
-                connected=lambda link, _address: self._connected(peer, link),
-                failed=lambda _why, _is_refused: self._failed(peer),
+            peer.connector = self._listener.dial(
+                peer.address, lambda link, _address: self._connected(peer, link), lambda _why, _is_refused: self._failed(peer)
             )
 
     def _connected(self, peer: _Peer, link: Link) -> None:

@@ -101,8 +101,7 @@ class Sessions:
                 session.end(why)
 
         if session not in self._connectors:
-            key, port = self._listener.key, self._listener.endpoint_port
-            self._connectors[session] = Connector(self._loop, [address], key, port, connected=answered, failed=failed)
+            self._connectors[session] = self._listener.dial(address, answered, failed)
 
     def forget(self, token: bytes) -> None:
         """It is over; who comes back to it is told so."""
