@@ -188,6 +188,7 @@ class Job:
         self._looked_at: tuple[Dataset, bool] | None = None
         """What was last evaluated on, and whether that draws random numbers."""
         samples = batches.samples()
+        model.reading = samples.snapshots
         job_spec = JobSpec(
             spec=backend.spec(joining.model_spec(model, batches, samples, clip_norm, autocast)),
             loss=loss,

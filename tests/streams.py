@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import random
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -19,7 +20,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from odyssey.runtime.data import layer_seed
 
-KINDS = ("whole", "divided", "drawn", "whole drawn")
+STATED = ("whole stated", "divided stated", "drawn stated")
+KINDS = ("whole", "divided", "drawn", "whole drawn", *STATED)
 N_BUFFER = 3
 
 
@@ -27,8 +29,11 @@ class Stream(IterableDataset[Any]):
     """Samples of `data`, in another order in each epoch.
 
     `divided`, `drawn`: each worker reads a share of its own, and no two shares are of one length. `drawn`: a buffer is shuffled
-    with random numbers, so that each sample depends on those drawn before it.
+    with random numbers, so that each sample depends on those drawn before it. `stated`: see Stated.
     """
+
+    def __new__(cls, data: Any = None, kind: str = "") -> Stream:
+        return super().__new__(Stated if cls is Stream and kind.endswith("stated") else cls)
 
     def __init__(self, data: Any, kind: str) -> None:
         self.data, self.kind, self.epoch = data, kind, -1
@@ -40,12 +45,74 @@ class Stream(IterableDataset[Any]):
         first, stop = (len(self.data) * w * (w + 1) // (n * (n + 1)) for w in (worker, worker + 1))
         return range(first, stop)
 
-    def __iter__(self) -> Iterator[Any]:
+    def chosen(self) -> list[int]:
         chosen = list(range(len(self.data)))
         if not self.kind.startswith("whole") and (info := get_worker_info()) is not None:
             chosen = list(self.share(info.id, info.num_workers))
         random.Random(self.epoch).shuffle(chosen)
-        return (self.data[i] for i in (shuffled(chosen) if "drawn" in self.kind else chosen))
+        return chosen
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[i] for i in (shuffled(self.chosen()) if "drawn" in self.kind else self.chosen()))
+
+
+class Stated(Stream):
+    """It tells where it is, and goes on from there; what is `divided` by itself, the others by their iterators.
+
+    Whoever begins to read an epoch writes its rank, worker and place into the file that BEGUN names, if it does.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        its = Reading(self)
+        if self.kind != "divided stated":
+            return its
+        if self.__dict__.get("given") is not None:
+            its.load_state_dict(self.given)
+        self.given, self.reading = None, its
+        return iter(lambda: next(its, None), None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("state_dict", "load_state_dict") and self.__dict__.get("kind") == "divided stated":
+            return {"state_dict": lambda: self.reading.state_dict(), "load_state_dict": self._load}[name]
+        raise AttributeError(name)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.given = state
+
+
+class Reading:
+    """`numbers` are still to come; those of the buffer come in an order that is drawn."""
+
+    def __init__(self, stream: Stated) -> None:
+        self.stream = stream
+        self.numbers = stream.chosen()
+        self.buffer: list[int] = []
+        self.n_buffer = N_BUFFER if "drawn" in stream.kind else 0
+        self.has_begun = False
+
+    def __iter__(self) -> Reading:
+        return self
+
+    def __next__(self) -> Any:
+        if not self.has_begun and (path := os.environ.get("BEGUN")) and "RANK" in os.environ:
+            worker = 0 if self.stream.kind.startswith("whole") else getattr(get_worker_info(), "id", 0)
+            place = len(self.stream.chosen()) - len(self.numbers)
+            with open(path, "a") as file:
+                file.write(f"{os.environ['RANK']} {worker} {self.stream.epoch} {place}\n")
+        self.has_begun = True
+        while self.numbers and len(self.buffer) <= self.n_buffer:
+            self.buffer.append(self.numbers.pop(0))
+        if not self.buffer:
+            raise StopIteration
+        n = len(self.buffer)
+        drawn = int(torch.randint(60, ())) + random.randrange(60) + int(numpy.random.randint(60)) if self.n_buffer else 0
+        return self.stream.data[self.buffer.pop(drawn % n)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"numbers": list(self.numbers), "buffer": list(self.buffer)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.numbers, self.buffer = list(state["numbers"]), list(state["buffer"])
 
 
 def shuffled(numbers: list[int]) -> Iterator[int]:

@@ -2,7 +2,8 @@
 
 `model`: `layers.3.attention.weight` -> tensor, persistent buffers among them; a tied parameter stands under each of its
 names. `optimizer`: for each shard, the optimizer's state by the name of the parameter, what else it keeps (`shared`), its
-groups' settings, the scheduler, and what is extra. `step`: number of committed steps. `approximate`: whether the plan in
+groups' settings, the scheduler, and what is extra. `step`: number of committed steps. `reading`: where the reading of data
+stood lately, if these are a stream that tells. `approximate`: whether the plan in
 force then had approximate gradients.
 """
 
@@ -28,7 +29,8 @@ def local_state(model: Model, layers: Collection[int], step: int) -> dict[str, A
         for name, tensor in model.layers[layer].state_dict().items():
             tensors[full_name(layer, name)] = tensor
     shards = {str(number): _shard_state(model, number) for number in model.shards_of(layers)}
-    return {"model": tensors, "optimizer": shards, "step": step}
+    reading = {} if model.reading is None else {"reading": model.reading.state_dict()}
+    return {"model": tensors, "optimizer": shards, "step": step, **reading}
 
 
 def _shard_state(model: Model, number: int) -> dict[str, Any]:
@@ -47,6 +49,7 @@ def _shard_state(model: Model, number: int) -> dict[str, Any]:
 
 def take(model: Model, state: dict[str, Any]) -> None:
     """Copy into the held layers, their optimizers and schedulers."""
+    model.read_on(state.get("reading"))
     with torch.no_grad():
         for layer in model.held:
             for name, tensor in model.layers[layer].state_dict(keep_vars=True).items():

@@ -182,7 +182,7 @@ def _read_held(model: Model, path: Path, manifest: Manifest) -> dict[str, Any]:
             raise JobError(
                 f"the state has layer {layer}, the model {len(model.layers)} layers", "load a state of the same model"
             )
-        if part == "step" or layer in model.held or (part == "optimizer" and rest.split("/")[0] in shards):
+        if part in ("step", "reading") or layer in model.held or (part == "optimizer" and rest.split("/")[0] in shards):
             entry = metadata.state_dict_metadata[key]
             if isinstance(entry, TensorStorageMetadata):
                 wanted[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -250,12 +250,15 @@ def _flat(state: dict[str, Any]) -> dict[str, Any]:
                 else:
                     rest[name][key] = value
         flat[f"optimizer/{number}/rest"] = _pickled({**shard, "state": rest})
-    return {**flat, "step": state["step"]}
+    reading = {"reading": _pickled(state["reading"])} if "reading" in state else {}
+    return {**flat, "step": state["step"], **reading}
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
     shards = {key.split("/")[1]: _unpickled(value) for key, value in flat.items() if key.endswith("/rest")}
     state: dict[str, Any] = {"model": {}, "optimizer": shards, "step": flat["step"]}
+    if "reading" in flat:
+        state["reading"] = _unpickled(flat["reading"])
     for key, value in flat.items():
         part, *path = key.split("/")
         if part == "model":

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from odyssey.errors import JobError
 from odyssey.model.given import OptimizerFactory, SchedulerFactory
 from odyssey.model.packing import digest
-from odyssey.model.state_shard import StateShard
+from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
 from odyssey.protocol.model_spec import LayerSpec
 
@@ -38,6 +38,8 @@ class Model:
 
     changes_between_units = False
     """Whether the script may change what is held between units, and not only the units do."""
+    reading: Stateful | None = None
+    """Where the reading of data stands, if these tell: it goes with the layers."""
 
     def __init__(
         self,
@@ -63,12 +65,16 @@ class Model:
         self._shared_buffers = _find_shared(layer.named_buffers() for layer in self.layers)
         self.ties = tuple(sorted({tuple(sorted({i for i, _ in shared})) for shared in self._shared}))
         self.specs = tuple(self._spec(i) for i in range(len(layers)))
-        self.tie_bytes = tuple(
-            sum(size_bytes(_parameter(self.layers, shared[0])) for shared in self._shared_of(t)) for t in range(len(self.ties))
-        )
         self.held: frozenset[int] = frozenset()
         self.shards: dict[int, StateShard] = {}
         self.is_as_built = True
+
+    @property
+    def tie_bytes(self) -> tuple[int, ...]:
+        """Of the parameters that the layers of each tie share."""
+        return tuple(
+            sum(size_bytes(_parameter(self.layers, shared[0])) for shared in self._shared_of(t)) for t in range(len(self.ties))
+        )
 
     def _check_statistics(self) -> None:
         for i, layer in enumerate(self.layers):
@@ -230,6 +236,7 @@ class Model:
         """Hold one layer, with the state that another rank exported. What this rank had of it before is let go whole:
         an optimizer that was kept would step parameters that no module has any more."""
         self.is_as_built = False
+        self.read_on(state["reading"])
         if layer in self.held:
             self.keep_only(self.held - {layer})
         module = self.layers[layer]
@@ -243,6 +250,11 @@ class Model:
         for number, progress in state["progress"].items():
             if number not in known:
                 self.shards[number].load_progress(progress)
+
+    def read_on(self, state: Any) -> None:
+        """From where the reading of data stood elsewhere."""
+        if self.reading is not None and state is not None:
+            self.reading.load_state_dict(state)
 
     def keep_only(self, layers: Iterable[int]) -> None:
         """Free all layers that are not among `layers`."""
@@ -258,9 +270,11 @@ class Model:
         return {module for i in layers for module in self.layers[i].modules()}
 
     def export(self, layer: int) -> dict[str, Any]:
-        """All state of a held layer, as `adopt` takes it: parameters, buffers (of both kinds), optimizer, scheduler."""
+        """All state of a held layer, as `adopt` takes it: parameters, buffers (of both kinds), optimizer, scheduler; and where
+        the reading of data stands."""
         module = self.layers[layer]
         return {
+            "reading": self.reading and self.reading.state_dict(),
             "parameters": {name: p.detach() for name, p in module.named_parameters()},
             "buffers": dict(module.named_buffers()),
             "progress": {number: self.shards[number].progress() for number in self.shards_of([layer])},

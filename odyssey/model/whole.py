@@ -160,6 +160,7 @@ class Whole(Model):
         if self._is_replayed:
             self._arrived = copy.deepcopy(state)
         self.is_as_built = False
+        self.read_on(state["reading"])
         self._take(frozenset({layer}))
         self._copy_in(state)
 

@@ -7,21 +7,24 @@ from typing import Any, NamedTuple
 
 from odyssey.errors import JobError
 from odyssey.runtime.data import Collate, Data, MapStyle, Sampler, draws_random_numbers, fetch, map_style, pair_of
+from odyssey.runtime.first_look import look_at
 from odyssey.runtime.prefetcher import Prefetcher
-from odyssey.runtime.streams import Splits, look_at
+from odyssey.runtime.snapshots import Snapshots
+from odyssey.runtime.streams import Splits
 
 
 class Samples(NamedTuple):
     """What a job's data come to on this rank.
 
     `n`: how many there are, 0 in a stream. `digest`: what a stream begins with (streams.py), empty for map-style data.
-    `first()`: a micro-batch of full size, to measure with. `prefetcher()`: what fetches ahead.
+    `first()`: a micro-batch of full size, to measure with. `prefetcher()`: what fetches ahead. `snapshots`: of a stream.
     """
 
     n: int
     digest: str
     first: Callable[[], Any]
     prefetcher: Callable[[], Prefetcher]
+    snapshots: Snapshots | None = None
 
 
 class Batches(NamedTuple):
@@ -57,7 +60,12 @@ class Batches(NamedTuple):
         collate, num_workers = self.collate, self.num_workers
         if (data := map_style(self.data)) is None:
             stream, batch, digest = look_at(self.data, self.global_batch, self.micro_batch, self.seed, collate)
-            return Samples(0, digest, lambda: batch, lambda: Prefetcher(Splits(stream, collate, num_workers)))
+            snapshots = Snapshots(stream.starts) if stream.has_state else None
+
+            def prefetcher() -> Prefetcher:
+                return Prefetcher(Splits(stream, collate, num_workers, snapshots))
+
+            return Samples(0, digest, lambda: batch, prefetcher, snapshots)
         is_random = draws_random_numbers(data, 0)
         sampler = Sampler(len(data), self.seed)
 

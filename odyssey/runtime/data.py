@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from odyssey.errors import JobError
 from odyssey.model.packing import digest
 from odyssey.runtime import draws
+from odyssey.runtime.snapshots import Snapshots
 
 
 class Dataset(Protocol):
@@ -130,6 +131,7 @@ class MapStyle:
         self.is_random = is_random
         self.is_read_late = is_random and num_workers == 0
         self.loaders = [num_workers] if num_workers else []
+        self.snapshots: Snapshots | None = None
 
     def loader(self, positions: range) -> int:
         """There is one."""
@@ -148,6 +150,10 @@ class MapStyle:
         return self.ids(step, positions), [
             layer_seed(self._sampler.seed, step, micro_batch, -1 - i) for micro_batch, i in places
         ]
+
+    def arrived(self, value: Any) -> Any:
+        """Nothing is told beside it."""
+        return value
 
     def read(self, order: Order, check: Callable[[], None]) -> Any:
         """Reads a micro-batch."""

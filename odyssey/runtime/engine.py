@@ -31,6 +31,7 @@ from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.recorder import Recorder
 from odyssey.runtime.reductions import Reductions
+from odyssey.runtime.snapshots import is_due
 from odyssey.runtime.tally import Tally
 
 
@@ -118,7 +119,16 @@ class Engine:
             if self.model.statistics and len(self.groups.members) > 1:
                 self.groups.wait(self.groups.all_reduce(self.model.statistics.sums).wait)
             self._try.healthy.scale()
+            if rest is None:
+                self._exchange_snapshots(step)
             return [float(sum(self._tally.losses.values())), self.gradients.square_sum(), *self._told()]
+
+    def _exchange_snapshots(self, step: int) -> None:
+        """Of the splits of which this worker reads the first sample of the step."""
+        if (snapshots := self._data.snapshots) is not None and is_due(step):
+            plan = self.plan
+            mine = [plan.positions(k) for k in range(plan.n_micro_batches) if plan.runner(k, 0) == self.worker]
+            snapshots.exchange(step, mine, self.groups)
 
     def _told(self) -> list[float]:
         rates = rates_told(self.model.rates())
@@ -188,6 +198,8 @@ class Engine:
                 self.computation.step(self._try.step)
             if self.model.statistics:
                 self.model.statistics.take()
+        if self._data.snapshots is not None:
+            self._data.snapshots.take()
         self._try = self._new_try(self._try.step, self._whole)  # behind the commit point every send has been received
         done_s = time.monotonic()
         self.recorder.applied(self._try.step, began_s, done_s)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from odyssey.errors import JobError
+from odyssey.runtime.snapshots import Snapshots
 from odyssey.runtime.streams import Later
 
 Key = tuple[int, range]
@@ -26,11 +27,12 @@ class Source(Protocol):
 
     `is_read_late`: reading needs what a process has only one of, as its generators, which layers draw from, too: without worker
     processes it is done when the micro-batch is used, by the thread that uses it. `loaders`: of how many worker processes each
-    is, where there are any.
+    is, where there are any. `snapshots`: what ranks exchange of those that are taken as it is read, if any are.
     """
 
     is_read_late: bool
     loaders: list[int]
+    snapshots: Snapshots | None
 
     def loader(self, positions: range) -> int:
         """Which loader reads these positions."""
@@ -41,8 +43,12 @@ class Source(Protocol):
     def order(self, step: int, positions: range, now: int) -> Any:
         """What `read` is told, here or in a worker process. `now`: the step that is trained meanwhile."""
 
+    def arrived(self, value: Any) -> Any:
+        """The micro-batch that `read` has given, here or in a worker process."""
+
     def read(self, order: Any, check: Callable[[], None]) -> Any:
-        """A collated micro-batch. `check` is called before each sample, and may end the reading by an exception."""
+        """A collated micro-batch, and what is told beside it. `check` is called before each sample, and may end the reading by
+        an exception."""
 
 
 class Prefetcher:
@@ -77,6 +83,11 @@ class Prefetcher:
         """Which samples are at these positions of a step."""
         return self._source.ids(step, positions)
 
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """Of the data, if they give any."""
+        return self._source.snapshots
+
     def want(self, step: int, micro_batches: Sequence[range], then: Sequence[range] | None = None) -> None:
         """From now on these micro-batches of `step`, then those of the next steps, which are the same if no others are given,
         and nothing else. Ahead is one step; with worker processes, as many as give each of them two to do, as torch has it."""
@@ -108,7 +119,7 @@ class Prefetcher:
         key = (step, positions)
         if self._source.is_read_late:
             if key not in self._values:
-                self._values[key] = self._source.read(self._order(key), check)
+                self._values[key] = self._source.arrived(self._source.read(self._order(key), check))
             return self._values[key]
         self.wait_for(*key)
         value = self._values[key]
@@ -140,7 +151,7 @@ class Prefetcher:
     def _serve(self) -> None:
         while (key := self._next(lambda key: True)) is not None:
             try:
-                value = self._source.read(self._order(key), partial(self._check, key))
+                value = self._source.arrived(self._source.read(self._order(key), partial(self._check, key)))
             except _Unwanted:
                 continue
             except Exception as error:  # raised again in the thread that asks for it
@@ -191,7 +202,7 @@ class Prefetcher:
             with self._changed:
                 key = lane.asked.popleft()
             if key is not None and not isinstance(value, Later):
-                self._deliver(key, value)
+                self._deliver(key, value if isinstance(value, Exception) else self._source.arrived(value))
 
     def _is_of(self, lane: _Lane, key: Key) -> bool:
         return self._source.loader(key[1]) == lane.number

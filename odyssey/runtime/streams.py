@@ -1,7 +1,8 @@
 """Data that can only be iterated over, of which each rank reads what it needs, and which another one can read in its place.
 
 A *split* is read from its beginning to its end, again and again, and each step takes the same number of its samples. So which
-samples a step uses follows from the step alone; who takes a split over reads what comes before and drops it.
+samples a step uses follows from the step alone; who takes a split over goes on from a snapshot of it (snapshots.py), or where
+the data set gives none reads what comes before and drops it.
 
 A data set that asks `torch.utils.data.get_worker_info()` who it is divides itself among the workers of a DataLoader. It has as
 many splits as a step has micro-batches, and split v is what worker v of so many reads. Any other data set is one split.
@@ -20,16 +21,34 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from odyssey.errors import JobError
-from odyssey.model.packing import digest
 from odyssey.runtime import draws
 from odyssey.runtime.data import Collate, layer_seed
+from odyssey.runtime.snapshots import Snapshot, Snapshots, is_due, iterator_from, state_of
 
 READ_AT_A_TIME_S = 0.5
 """Then a worker process looks whether what it reads is still wanted: what comes before the first sample may be long."""
 SAY_AFTER_S = 10.0
 """What is read only to be dropped is told of for the first time; then each time that it has taken twice as long."""
-Order = tuple[int, range, int]
-"""A step, positions in its global batch, and the step that is trained meanwhile: samples of those before it are dropped."""
+
+
+class Order(NamedTuple):
+    """`now`: the step that is trained meanwhile: samples of those before it are dropped. `snapshots`: new ones, by split."""
+
+    step: int
+    positions: range
+    now: int
+    snapshots: dict[int, Snapshot]
+
+
+class Read(NamedTuple):
+    """A micro-batch, and the snapshots that were taken since the last one, each with its split and the step that follows it."""
+
+    micro_batch: Any
+    snapshots: list[tuple[int, int, Snapshot]]
+
+
+Take = Callable[[int, int, Snapshot], None]
+"""It is told of each of these."""
 
 
 class Later(Exception):
@@ -39,7 +58,8 @@ class Later(Exception):
 class Stream(NamedTuple):
     """`data`: as it was handed over, and nobody's to iterate over. `is_divided`: it divides itself.
 
-    `is_random`: its first samples draw random numbers.
+    `is_random`: its first samples draw random numbers. `has_state`: it gives snapshots, and goes on from them as it would have;
+    `why_no_state`: what it gives is of no use, for people.
     """
 
     data: Any
@@ -48,11 +68,18 @@ class Stream(NamedTuple):
     seed: int
     is_divided: bool
     is_random: bool
+    has_state: bool = False
+    why_no_state: str = ""
 
     @property
     def n_splits(self) -> int:
         """How many there are, which is the same under all plans."""
-        return -(-self.global_batch // self._width)
+        return len(self.starts)
+
+    @property
+    def starts(self) -> range:
+        """The position in a step's global batch at which each split begins."""
+        return range(0, self.global_batch, self._width)
 
     @property
     def _width(self) -> int:
@@ -72,6 +99,11 @@ class Stream(NamedTuple):
     def first_index(self, split: int, step: int) -> int:
         """Which sample is the first that a step takes from a split."""
         return step * self._per_step(split)
+
+    def step_of(self, split: int, index: int) -> int | None:
+        """The step that begins with this sample of a split; None if it is within one."""
+        step, i = divmod(index, self._per_step(split))
+        return None if i else step
 
     def facts(self, split: int, epoch: int, data: Any) -> dict[str, Any]:
         """What the data set is told of the worker that it is in a split."""
@@ -99,9 +131,12 @@ class Stream(NamedTuple):
 class Split:
     """A part of the data set as it is read: it begins anew when it ends."""
 
-    def __init__(self, stream: Stream, number: int) -> None:
+    def __init__(self, stream: Stream, number: int, take: Take) -> None:
         self.stream = stream
-        self._number = number
+        self.number = number
+        self.snapshot: Snapshot | None = None
+        """The newest that all ranks have."""
+        self._take_snapshot = take
         self._drops: _Drops | None = None
         self._begin_anew()
 
@@ -113,12 +148,16 @@ class Split:
         """
         if index < self._n_read and index not in self._kept:
             self._begin_anew()
+        snapshot = self.snapshot
+        if snapshot is not None and self._n_read < snapshot.n_read <= now:
+            self.go_on_from(snapshot)
         while self._kept and (oldest := next(iter(self._kept))) < now:
             del self._kept[oldest]
         while self._n_read <= index:
             check()
+            self._look_whether_snapshot_is_due(now)
             if generators is not None:
-                generators.seed(self.stream.seed_of(self._number, self._n_read))
+                generators.seed(self.stream.seed_of(self.number, self._n_read))
             sample = self._next()
             if self._n_read >= now:
                 self._kept[self._n_read] = sample
@@ -128,9 +167,27 @@ class Split:
             self._n_read += 1
         return self._kept[index]
 
+    def _look_whether_snapshot_is_due(self, now: int) -> None:
+        if self.stream.has_state and self._n_read >= now:
+            step = self.stream.step_of(self.number, self._n_read)
+            if step is not None and is_due(step) and (snapshot := self.taken()) is not None:
+                self._take_snapshot(self.number, step, snapshot)
+
+    def taken(self) -> Snapshot | None:
+        """What the data set tells of where it is now; None if it has no state."""
+        with as_worker(self._info):
+            state = state_of(self._data, self._samples)
+        return None if state is None else Snapshot(self._n_read, self._epoch, state)
+
+    def go_on_from(self, snapshot: Snapshot) -> None:
+        """Read what follows upon it next."""
+        self._begin_anew()
+        self._begin_epoch(snapshot.epoch, lambda data: iterator_from(data, snapshot.state))
+        self._n_read = snapshot.n_read
+
     def info(self, epoch: int, data: Any) -> torch_worker.WorkerInfo | None:
         """What the data set is told that it is; None where it does not divide itself."""
-        return torch_worker.WorkerInfo(**self.stream.facts(self._number, epoch, data)) if self.stream.is_divided else None
+        return torch_worker.WorkerInfo(**self.stream.facts(self.number, epoch, data)) if self.stream.is_divided else None
 
     def _begin_anew(self) -> None:
         self._data: Any = None
@@ -148,20 +205,22 @@ class Split:
         if took_s >= drops.say_after_s:
             self._drops = drops._replace(say_after_s=2 * took_s)
             text = f"{self._n_read + 1:,} of the {now:,} samples before this step are read, in {took_s:.0f} s"
-            print(f"odyssey: {self.stream.name(self._number)}: {text}", file=sys.stderr, flush=True)
+            if self.stream.why_no_state:
+                text += f", as {self.stream.why_no_state}"
+            print(f"odyssey: {self.stream.name(self.number)}: {text}", file=sys.stderr, flush=True)
 
     def _next(self) -> Any:
         """An exception of the script's says where it was. It has ended the iterator, so who asks again begins anew."""
         try:
             sample = self._drawn()
             if sample is _END:
-                self._begin_epoch()
+                self._begin_epoch(self._epoch + 1, iter)
                 sample = self._drawn()
             if sample is _END:
-                raise JobError(f"{self.stream.name(self._number)} has no samples", self.stream.help_if_empty)
+                raise JobError(f"{self.stream.name(self.number)} has no samples", self.stream.help_if_empty)
             return sample
         except Exception as error:
-            error.add_note(f"in sample {self._n_read} of {self.stream.name(self._number)}, epoch {max(0, self._epoch)}")
+            error.add_note(f"in sample {self._n_read} of {self.stream.name(self.number)}, epoch {max(0, self._epoch)}")
             self._begin_anew()
             raise
 
@@ -169,15 +228,15 @@ class Split:
         with as_worker(self._info):
             return next(self._samples, _END)
 
-    def _begin_epoch(self) -> None:
-        self._epoch += 1
+    def _begin_epoch(self, epoch: int, begin: Callable[[Any], Iterator[Any]]) -> None:
+        self._epoch = epoch
         if self._data is None:
             self._data = deepcopy(self.stream.data)
         if callable(set_epoch := getattr(self._data, "set_epoch", None)):
             set_epoch(self._epoch)
         self._info = self.info(self._epoch, self._data)
         with as_worker(self._info):
-            self._samples = iter(self._data)
+            self._samples = begin(self._data)
 
 
 class _Drops(NamedTuple):
@@ -205,11 +264,16 @@ def as_worker(info: torch_worker.WorkerInfo | None) -> Iterator[None]:
 class Splits:
     """A Source (prefetcher.py) of micro-batches of a stream: the splits that one rank reads of it, or one worker process."""
 
-    def __init__(self, stream: Stream, collate: Collate, num_workers: int = 0) -> None:
+    def __init__(self, stream: Stream, collate: Collate, num_workers: int = 0, snapshots: Snapshots | None = None) -> None:
         """With `num_workers`, each split is one worker process's."""
         self._stream = stream
         self._collate = collate
+        self.snapshots = snapshots if stream.has_state else None
         self._splits: dict[int, Split] = {}
+        self._taken: list[tuple[int, int, Snapshot]] = []
+        """Snapshots that have not been told yet."""
+        self._given: dict[int, Snapshot] = {}
+        """The newest that orders have had of each split."""
         self.loaders = [1] * min(num_workers, stream.n_splits)
         self.is_read_late = not self.loaders and (stream.is_random or stream.is_divided)
 
@@ -223,11 +287,24 @@ class Splits:
 
     def order(self, step: int, positions: range, now: int) -> Order:
         """What `read` is to be given."""
-        return step, positions, now
+        shared = {} if self.snapshots is None else self.snapshots.shared
+        splits = {split for split, _ in self.ids(step, positions)}
+        new = {split: shared[split] for split in splits if split in shared and self._given.get(split) != shared[split]}
+        self._given |= new
+        return Order(step, positions, now, new)
 
-    def read(self, order: Order, check: Callable[[], None]) -> Any:
+    def arrived(self, value: Read) -> Any:
+        """The micro-batch that was read. What was told beside it is noted."""
+        for taken in value.snapshots:
+            if self.snapshots is not None:
+                self.snapshots.tell(*taken)
+        return value.micro_batch
+
+    def read(self, order: Order, check: Callable[[], None]) -> Read:
         """Reads a micro-batch. Raises Later in a worker process that has read for long."""
-        step, positions, now = order
+        step, positions, now, snapshots = order
+        for split, snapshot in snapshots.items():
+            self._split(split).snapshot = snapshot
         until_s = time.monotonic() + READ_AT_A_TIME_S
 
         n_checks = 0
@@ -243,54 +320,13 @@ class Splits:
         with draws.apart() if self.loaders or self.is_read_late else nullcontext() as generators:
             samples = []
             for split, index in ids:
-                if split not in self._splits:
-                    self._splits[split] = Split(self._stream, split)
                 first = self._stream.first_index(split, now)
-                samples.append(self._splits[split].sample(index, first, generators, go_on))
-        return self._collate(samples, [f"sample {index} of {self._stream.name(split)}" for split, index in ids])
+                samples.append(self._split(split).sample(index, first, generators, go_on))
+        micro_batch = self._collate(samples, [f"sample {index} of {self._stream.name(split)}" for split, index in ids])
+        taken, self._taken = self._taken, []
+        return Read(micro_batch, taken)
 
-
-class Look(NamedTuple):
-    """A stream and its first micro-batch. `digest`, of that and of how it is divided, is the same on all ranks."""
-
-    stream: Stream
-    first: Any
-    digest: str
-
-
-def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: Collate) -> Look:
-    """Reads the first micro-batch twice. Raises JobError if that differs: none could read again what another rank has read."""
-    try:
-        stream = Stream(deepcopy(data), global_batch, micro_batch, seed, is_divided=False, is_random=False)
-    except Exception as error:
-        what = f"data cannot be copied: {error}"
-        raise JobError(what, "let it open files and connections in __iter__; each split of it is read from a copy") from error
-    positions = range(min(micro_batch, global_batch))
-    split, samples, is_random = _Watched(stream, 0), [], False
-    with draws.apart() as generators:
-        for i in positions:
-            samples.append(split.sample(i, 0, generators, lambda: None))
-            is_random = generators.have_drawn(stream.seed_of(0, i)) or is_random
-    stream = split.stream._replace(is_random=is_random)
-    first = collate(samples, [f"sample {i} of {stream.name(0)}" for i in positions])
-    again = Splits(stream, collate).read((0, positions, 0), lambda: None)
-    if digest(again) != digest(first):
-        what = "data gives other samples when it is iterated over again"
-        raise JobError(what, "let them depend on torch's, numpy's and random's own generators only, and on set_epoch(epoch)")
-    return Look(stream, first, digest((stream.is_divided, first)))
-
-
-class _Watched(Split):
-    """The first split. Its stream is divided once the data set has asked which worker it is."""
-
-    def info(self, epoch: int, data: Any) -> torch_worker.WorkerInfo | None:
-        """It tells that it is asked."""
-
-        class Info(torch_worker.WorkerInfo):
-            def __getattribute__(self, name: str) -> Any:
-                if name in ("id", "seed"):
-                    watched.stream = watched.stream._replace(is_divided=True)
-                return super().__getattribute__(name)
-
-        watched = self
-        return Info(**self.stream._replace(is_divided=True).facts(self._number, epoch, data))
+    def _split(self, number: int) -> Split:
+        if number not in self._splits:
+            self._splits[number] = Split(self._stream, number, lambda *taken: self._taken.append(taken))
+        return self._splits[number]

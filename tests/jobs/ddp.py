@@ -15,7 +15,8 @@ import json
 import os
 import signal
 import sys
-from contextlib import nullcontext
+import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,13 @@ def wrapped(net: nn.Module, variant: str) -> Any:
 class Points:
     """Where this rank ends itself."""
 
-    def __init__(self, rank: int, texts: list[str]) -> None:
+    def __init__(self, rank: int, world: int, folder: Path, texts: list[str]) -> None:
         parts = [text.split(":") for text in texts]
         self._at = {(int(step), point) for number, step, point in parts if int(number) == rank}
+        lack = {(int(number), int(step)) for number, step, point in parts if point == "misses_sums"}
+        self._have = {step: {each for each in range(world) if (each, step) not in lack} for _, step in lack}
+        """The step whose sums some miss, and who has them then: each tells it by a file."""
+        self._folder, self._rank = folder, rank
         self.step = 0
 
     def here(self, point: str) -> None:
@@ -138,6 +143,18 @@ class Points:
 
     def _is_at(self, point: str) -> bool:
         return (self.step, point) in self._at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+    def _has_sums(self, rank: int) -> Path:
+        return self._folder / f"{rank}.has"
+
+    def until_others_have_sums(self, peers: Any) -> None:
+        """Or until these peers are cut. Else a rank that misses the sums, or is lost, could keep others from having them."""
+        from odyssey.runtime.cut import Cut
+
+        with suppress(Cut):
+            while not all(self._has_sums(rank).exists() for rank in self._have[self.step].intersection(peers.ranks)):
+                peers.groups.check()
+                time.sleep(0.001)
 
     def misses(self, what: str) -> None:
         from odyssey.runtime.cut import Cut
@@ -164,17 +181,24 @@ class Points:
         from odyssey.replicas import replica
         from odyssey.replicas.replica import Member, Replica
 
-        wait, make, send_on, kinds = Member.wait, Replica._make, replica._send_on, [""]
+        wait, make, send_on, kinds, peers = Member.wait, Replica._make, replica._send_on, [""], list[Any]()
 
         def waited(self_: Any, works: Any) -> None:
+            peers[:] = [self_]
             wait(self_, works)
             if kinds[0] == "backward":
                 self.here("at_sums")
+                if self._is_at("misses_sums"):
+                    self.until_others_have_sums(self_)
                 self.misses("misses_sums")
 
         def made(self_: Any, kind: str, operations: Any) -> None:
             kinds[0] = kind
             make(self_, kind, operations)
+            if kind == "backward" and self.step in self._have:
+                self._has_sums(self._rank).touch()
+                if self._is_at("after_sums"):
+                    self.until_others_have_sums(peers[0])
             if kind == "backward":
                 self.here("after_sums")
 
@@ -195,7 +219,7 @@ def main() -> None:
     folder, variant, texts = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    points = Points(rank, texts)
+    points = Points(rank, world, folder, texts)
     if texts:
         points.in_commits()
         points.in_sums()

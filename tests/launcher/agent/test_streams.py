@@ -20,6 +20,7 @@ from tests.agent_runs import TRAIN, Ran, nothing_left, profile_of_own_processors
 from tests.held import Held
 from tests.launcher.agent import test_resilient as resilient
 from tests.resilient_reference import differences
+from tests.streams import STATED
 
 __all__ = ["nothing_left"]
 pytestmark = [
@@ -28,7 +29,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 RESUMED = str(ROOT / "tests" / "jobs" / "resumed.py")
-WAYS = ["divided+2", "drawn", "whole", "divided", "drawn+2", "whole+2", "whole drawn"]
+WAYS = ["divided+2", "drawn", "drawn stated+2", "whole", "divided", "drawn+2", "whole+2", "whole drawn"]
+WAYS += [f"{kind}{workers}" for kind in STATED for workers in ("", "+2") if f"{kind}{workers}" not in WAYS]
 """What is read, and by how many worker processes."""
 
 
@@ -50,6 +52,18 @@ def test_survivors_read_on_for_who_is_lost(way: str, point: str, tmp_path: Path)
     ran = Ran(resilient.options(tmp_path, f"plain+{way}", f"1:5:{point}"))
     resilient.assert_exact(ran, tmp_path, f"plain+{way}", {1})
     assert len(ran.all(GenerationStarted)) == 2
+
+
+@pytest.mark.parametrize("way", ["divided stated", "drawn stated+2"])
+def test_survivors_read_on_from_where_the_lost_rank_was(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody begins a split anew that another rank has read: but the first, which all have looked at."""
+    monkeypatch.setenv("BEGUN", str(tmp_path / "begun"))
+    ran = Ran(resilient.options(tmp_path, f"plain+{way}", "1:6:loop"))
+    resilient.assert_exact(ran, tmp_path, f"plain+{way}", {1})
+    begun = [tuple(map(int, line.split())) for line in (tmp_path / "begun").read_text().splitlines()]
+    ranks = {split: {rank for rank, its, *place in begun if its == split and place == [0, 0]} for _, split, *_ in begun}
+    assert any(its == {1} for its in ranks.values())
+    assert all(len(its) == 1 for split, its in ranks.items() if split > 0)
 
 
 @pytest.mark.parametrize("way", some(2))

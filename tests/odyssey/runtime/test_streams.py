@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -20,6 +21,7 @@ from odyssey.errors import JobError
 from odyssey.runtime import streams as module
 from odyssey.runtime.batches import Batches
 from odyssey.runtime.prefetcher import Prefetcher
+from odyssey.runtime.snapshots import Snapshots, is_due
 from tests import streams
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
@@ -84,6 +86,74 @@ def test_who_takes_over_goes_back_or_reads_otherwise_reads_the_same(
 
     check()
     data.close()
+
+
+ALONE: Any = SimpleNamespace(members=[0])
+"""Groups of a rank that meets nobody."""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", streams.STATED)
+def test_who_takes_over_reads_on_from_the_newest_snapshot(
+    kind: str, num_workers: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = prefetcher(streams.Stream(Pairs(), kind), num_workers)
+    monkeypatch.setenv("BEGUN", str(tmp_path / "begun"))
+    monkeypatch.setenv("RANK", "1")
+    second = prefetcher(streams.Stream(Pairs(), kind), num_workers)
+    (tmp_path / "begun").unlink()  # by the first look
+    assert first.snapshots is not None and second.snapshots is not None
+    for step in range(6):
+        first.want(step, WHOLE)
+        for positions in WHOLE:
+            first.get(step, positions)
+        if is_due(step):
+            first.snapshots.exchange(step, WHOLE, ALONE)
+            first.snapshots.take()
+    first.close()
+    (tmp_path / "begun").unlink(missing_ok=True)
+    second.snapshots.load_state_dict(first.snapshots.state_dict())
+    for step in (5, 6, 8):
+        second.want(step, WHOLE)
+        for positions in WHOLE:
+            assert second.get(step, positions)[0].tolist() == expected(kind, step, positions)
+    second.close()
+    begun = [tuple(map(int, line.split()[2:])) for line in (tmp_path / "begun").read_text().splitlines()]
+    assert begun and (0, 0) not in begun
+
+
+class Forgets(streams.Stream):
+    """Its state is not all that it has."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Cannot(Forgets):
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError("not of this kind")
+
+
+@pytest.mark.parametrize(("kind", "why"), [(Forgets, "other samples follow upon"), (Cannot, "not of this kind")])
+def test_a_state_of_no_use_is_not_used_and_who_reads_long_is_told(
+    kind: type[Forgets], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "SAY_AFTER_S", 0.0)
+    data = prefetcher(kind(Pairs(), "whole"))
+    assert data.snapshots is None
+    data.want(3, WHOLE)
+    assert data.get(3, WHOLE[0])[0].tolist() == expected("whole", 3, WHOLE[0])
+    assert why in capsys.readouterr().err
+    data.close()
+
+
+def test_a_snapshot_of_data_that_were_divided_otherwise_is_not_used() -> None:
+    snapshots = Snapshots(range(0, 14, 4))
+    snapshots.load_state_dict({"n_splits": 3, "splits": {0: (8, 0, "")}})
+    assert snapshots.shared == {}
 
 
 def test_an_epoch_of_a_whole_stream_uses_each_sample_once() -> None:
