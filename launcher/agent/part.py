@@ -143,12 +143,13 @@ class Part:
         self.log.enter_registry(its)
 
     def can_follow(self, is_gone: bool) -> bool:
-        """Whether another agent may lead now; `is_gone`: the process of the one that led has ended."""
-        if self.agreement is None or not self.agreement.could_go_on_without(self.leader):
+        """Whether another agent may lead now; `is_gone`: the process of the one that led has ended. Where it seems that none
+        may, one can know better: that this agent votes, too, and that its vote is needed at once."""
+        if self.agreement is None:
             return False
         if is_gone:
             self.agreement.leader_is_gone(self.leader)
-        return True
+        return self.agreement.could_go_on_without(self.leader)
 
     # -- the ranks here ------------------------------------------------------------------------------------------------
 

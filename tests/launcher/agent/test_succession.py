@@ -14,7 +14,7 @@ from launcher.cluster.links.connect import Address
 from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Welcome
 from launcher.consensus.membership import Configuration, Membership
-from launcher.consensus.messages import AppendEntries, Entry
+from launcher.consensus.messages import AppendEntries, Entry, Message, PreVoted, RequestPreVote
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, Event, JobStarted, RankLost, encode
 from launcher.options import Rendezvous, RunOptions
@@ -83,3 +83,18 @@ def test_a_member_starts_no_rank_before_the_welcome_of_who_leads(member: MemberO
     assert member.started == [(2, 4000)]
     member.welcome(2, 5000)
     assert member.started == [(2, 4000), (5, 5000)]
+
+
+def test_a_member_votes_at_once_when_who_led_is_gone_though_it_does_not_know_yet_that_it_may(
+    member: MemberOfThree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has joined, and agent 2 has the entry by which it votes: without its vote nobody leads."""
+    agreement = member.part.agreement
+    assert agreement is not None
+    said: list[tuple[int, Message]] = []
+    monkeypatch.setattr(agreement._mesh, "send", lambda number, message: said.append((number, message)))
+    agreement._received(0, AppendEntries(1, 0, 0, (), 0))
+    for is_granted in (False, True):
+        agreement._received(2, RequestPreVote(1, 3, 1))
+        assert said[-1] == (2, PreVoted(1, 1, is_granted))
+        member.within._following._leader_is_gone("connection closed")
