@@ -16,7 +16,6 @@ from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.led.hold import Hold
 from launcher.cluster.led.leader_session import HOLD_DETECTS
-from launcher.cluster.links.connect import Address
 from launcher.coordinator.state import packed
 from launcher.health.job_hangs import JobHangs
 from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobStarted, LeaderChanged, decode, encode
@@ -89,7 +88,7 @@ class Replication:
     def _give_votes(self, agents: tuple[AgentInfo, ...]) -> None:
         if self._agreement is not None:
             for agent in agents:
-                self._agreement.know(agent.number, Address(agent.address, agent.port))
+                self._part.know_agent(agent)
             self._agreement.members(agent.number for agent in agents)
 
     def vote(self, voters: frozenset[int]) -> None:
@@ -135,17 +134,15 @@ class Replication:
         if self._afterwards is not None:
             self._afterwards()
             return
-        world = self._part.coordination.state.world
-        agents = {agent.number: Address(agent.address, agent.port) for agent in world.agents}
-        at = agents.pop(number, None)
+        at = self._part.where.get(number)
         if at is None:
             self._cut_off(f"agent {number} leads the job now, which goes on without this one")
             return
-        agents.pop(self._part.number, None)
         self._local.sink.say(
             f"cut off: agent {number} leads the job now, at {at}; the ranks here end, and this agent joins again"
         )
-        self.other_jobs.joins(at, list(agents.values()), was_in=True)
+        others = [where for its, where in self._part.where.items() if its not in (number, self._part.number)]
+        self.other_jobs.joins(at, others, was_in=True)
         self._leave(ExitCode.FAILED)
 
     def end_alone(self, reason: str, code: int) -> bool:

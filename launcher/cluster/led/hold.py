@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher.cluster.endpoint_watch import EndpointWatch
-from launcher.cluster.led.leader_session import hold_limit
+from launcher.cluster.led.leader_session import HOLD_DETECTS
 from launcher.cluster.links.heart import N_BEATS
 from launcher.cluster.listener import Listener
 from launcher.cluster.wire import StillLives
 from launcher.host.loop import Loop, Timer
+from launcher.host.own_clock import OwnClock
 from launcher.options import RunOptions
 
 
@@ -26,7 +27,8 @@ class Hold:
         """`is_over()`: they have stood still for long enough. `goes_on_at`: where this agent listens, if the job may go on
         without the agent that led."""
         loop, options = self._loop, self._options
-        self._limit = hold_limit(loop, options.detect_s, is_over)
+        clock = OwnClock(loop, 2 * options.detect_s / N_BEATS)  # time in which this agent stands still does not count
+        self._limit = clock.later(HOLD_DETECTS * options.detect_s, is_over)
         if goes_on_at is not None:
             words, every_s = StillLives(options.run_id), options.detect_s / N_BEATS
             self._watch = EndpointWatch(loop, options, goes_on_at, lambda here: words, lambda words: None, every_s)
