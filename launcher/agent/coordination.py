@@ -114,10 +114,8 @@ class Coordination:
 
     def goes_on_without(self, agent: AgentInfo) -> bool:
         """A Job trains, or recovers, and other agents have ranks that stay."""
-        state = self.state
-        if not isinstance(state, JobState) or state.status not in IN_FORCE:
-            return False
-        return any(self.home_of(rank) != agent.number for rank in state.staying)
+        staying = self.state.staying if isinstance(self.state, JobState) else ()
+        return self.is_job_in_force and any(self.home_of(rank) != agent.number for rank in staying)
 
     def counts_on(self, ranks: Iterable[Rank]) -> bool:
         """The generation in force, or the one to come, needs one of these."""

@@ -63,7 +63,7 @@ class Part:
         """With all other agents, upon the log of this name."""
         assert self.listener is not None
         options, loop = self.local.options, self.local.loop
-        self.agreement = Agreement(loop, self.listener, self.number, options.detect_s, log)
+        self.agreement = Agreement(loop, self.listener, self.where, self.number, options.detect_s, log)
         return self.agreement
 
     def agree_anew(self) -> None:
@@ -100,9 +100,7 @@ class Part:
 
     def know(self, number: int, address: Address) -> None:
         """Where another agent of the job is reached. The first word counts."""
-        if self.agreement is not None:
-            self.where.setdefault(number, address)
-            self.agreement.know(number, address)
+        self.where.setdefault(number, address)
 
     def know_agent(self, agent: AgentInfo) -> None:
         """One that all have decided is there."""
