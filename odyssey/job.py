@@ -25,7 +25,7 @@ from torch import nn
 from odyssey import joining
 from odyssey.checkpoints import checkpoint, parts
 from odyssey.errors import JobError, NonFiniteLoss
-from odyssey.model.given import Loss, Metric, OptimizerFactory, SchedulerFactory, check_autocast
+from odyssey.model.given import Loss, Metric, OptimizerFactory, SchedulerFactory, Weight, check_autocast
 from odyssey.model.model import LayerFactory, Model
 from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
 from odyssey.model.whole import Whole
@@ -74,6 +74,8 @@ class Job:
     `IterableDataset`). `collate(samples)`: of a micro-batch, default torch's `default_collate`;
     `num_workers`: processes that do both, 0 for a thread. `global_batch` samples make a step, in micro-batches of
     `micro_batch`.
+    `weight(target)`: how much a micro-batch counts in the means over a step, such as its number of tokens that are no padding;
+    default its number of samples. Losses and metrics are means over what is counted.
     `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
     `independent_samples`: layers and loss take each sample by itself, whatever the data: no statistics or contrast over a
     micro-batch, no mean over the tokens that are not padding. Then micro-batches may be cut where they do not divide among
@@ -100,6 +102,7 @@ class Job:
         seed: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        weight: Weight | None = None,
         scheduler: SchedulerFactory | None = None,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
@@ -125,6 +128,7 @@ class Job:
             loss,
             optimizer,
             batches,
+            weight=weight and (lambda sample: weight(sample[1])),
             clip_norm=clip_norm,
             autocast=autocast,
             independent_samples=independent_samples,
@@ -139,6 +143,7 @@ class Job:
         model: Whole,
         batches: Batches,
         *,
+        weight: Weight | None,
         clip_norm: float | None,
         autocast: torch.dtype | None,
         resume: str | Path | None,
@@ -154,6 +159,7 @@ class Job:
             lambda output, target: output,
             model.twin,
             batches,
+            weight=weight and (lambda sample: weight(sample[0])),
             clip_norm=clip_norm,
             autocast=autocast,
             resume=resume,
@@ -171,6 +177,7 @@ class Job:
         optimizer: OptimizerFactory,
         batches: Batches,
         *,
+        weight: Weight | None,
         clip_norm: float | None,
         autocast: torch.dtype | None,
         independent_samples: bool | Literal["to rounding"],
@@ -199,6 +206,7 @@ class Job:
             autocast=autocast,
             independent_samples=independent_samples,
             sublayers=sublayers,
+            weight=weight,
         )
         self._session = joining.session_of(connection, model, job_spec, backend)
         if resume is not None:
@@ -250,7 +258,7 @@ class Job:
                 replaying = self._session.replaying
                 step = replaying[0].position[0] if replaying else self.next_step
                 result = self._session.run(self._training_step(step, n_steps))
-                loss, norm, *lr = result.values
+                loss, norm, _, *lr = result.values
                 if not math.isfinite(loss):
                     raise NonFiniteLoss(
                         f"the loss of step {step} is {loss}", "lower the learning rate, or clip gradients with clip_norm"
@@ -263,16 +271,16 @@ class Job:
         n_samples = self._batches.global_batch
 
         def conclude(sums: Sequence[float]) -> Values:
-            lr = rate_of(sums[2 : 2 + N_RATE])
-            return (sums[0] / n_samples, math.sqrt(sums[1]) / n_samples, *([] if lr is None else [lr]))
+            weight, lr = sums[2], rate_of(sums[3 : 3 + N_RATE])
+            return (*_over(weight, sums[0], math.sqrt(sums[1])), weight, *([] if lr is None else [lr]))
 
         def take(engine: Engine, values: Values) -> None:
-            loss, norm, *_ = values
+            loss, norm, weight, *_ = values
             if math.isfinite(loss):
-                engine.apply(self._clip_factor(norm) / n_samples)
+                engine.apply(self._clip_factor(norm) / weight)
 
         def its_metrics(sums: Sequence[float]) -> Mapping[str, float]:
-            return means(sums[2 + N_RATE :], n_samples)
+            return means(sums[3 + N_RATE :], n_samples, sums[2])
 
         return Transaction(
             "step", lambda engine: engine.run_step(step), conclude, take, n_samples, metrics=its_metrics, n_steps=n_steps
@@ -307,9 +315,9 @@ class Job:
                 Transaction[Engine](
                     "evaluate",
                     lambda engine: evaluate_body(engine, reader, measures),
-                    lambda sums: (sums[0] / n_samples,),
+                    lambda sums: _over(sums[1], sums[0]),
                     lambda engine, values: None,
-                    metrics=lambda sums: means(sums[1:], n_samples),
+                    metrics=lambda sums: means(sums[2:], n_samples, sums[1]),
                 )
             )
         if result.metrics.keys() != measures.keys():
@@ -427,6 +435,11 @@ class Job:
 
 
 _TOLD_BY_OTHERS = "another rank tells why"
+
+
+def _over(weight: float, *sums: float) -> Values:
+    """Means of what weighs as much; no numbers where that is nothing."""
+    return tuple(value / weight if weight else math.nan for value in sums)
 
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:

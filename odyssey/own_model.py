@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from odyssey.job import Job
-from odyssey.model.given import Loss
+from odyssey.model.given import Loss, Weight
 from odyssey.model.state_shard import Stateful
 from odyssey.model.whole import Whole
 from odyssey.runtime.batches import Batches
@@ -37,6 +37,7 @@ def resilient(
     extra: Sequence[Stateful] = (),
     collate: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
+    weight: Weight | None = None,
     seed: int = 0,
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
@@ -54,6 +55,8 @@ def resilient(
     `data[i]`: a sample; or what gives samples when it is iterated over, each time the same (torch's `IterableDataset`).
     `collate(samples)`: default torch's `default_collate`; `num_workers`: processes that do both, 0 for a
     thread. `global_batch` samples make a step whoever is there, in micro-batches of `micro_batch`.
+    `weight(batch)`: how much a micro-batch counts in the mean over a step, such as its number of tokens that are no padding;
+    default its number of samples. The loss and metrics are means over what is counted.
     `clip_norm`, `autocast`, `seed`, `resume`, and what it returns: see `odyssey.Job`.
 
     Raises JobError for what cannot be trained, or not be moved to a rank that comes back.
@@ -65,6 +68,7 @@ def resilient(
     return Job.of_whole(
         Whole(model, loss, optimizer, scheduler, extra),
         Batches(data, global_batch, micro_batch, seed, collate_alone, num_workers),
+        weight=weight,
         clip_norm=clip_norm,
         autocast=autocast,
         resume=resume,

@@ -27,7 +27,7 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
     loop = job.Loop(net, optimizer, variant)
     data = job.Points(variant)
     streamed = how and steps_of(Stream(data, how[0]), job.GLOBAL_BATCH, job.MICRO_BATCH, job.SEED, n_steps)
-    collate = job.padded if variant == "padded" else default_collate
+    collate = job.padded if variant in ("padded", "tokens") else default_collate
     losses = {}
     for step in range(n_steps):
         ids = step_sample_ids(step, job.GLOBAL_BATCH, len(data), job.SEED)
@@ -35,30 +35,34 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
         before = {name: buffer.clone() for name, buffer in net.named_buffers()}
         after = []
         optimizer.zero_grad()
-        total = 0.0
+        total, n = 0.0, 0
         for number, start in enumerate(range(0, len(samples), job.MICRO_BATCH)):
             chosen = samples[start : start + job.MICRO_BATCH]
             net.load_state_dict(before, strict=False)
             torch.manual_seed(layer_seed(job.SEED, step, number, 0))
-            loss = job.loss_of(net, collate(chosen))
-            (loss * len(chosen) / job.GLOBAL_BATCH).backward()
-            total += loss.item() * len(chosen)
+            its_total, its_n = job.total_of(net, collate(chosen), variant)
+            its_total.backward()
+            total, n = total + its_total.item(), n + its_n
             after.append({name: buffer.clone() for name, buffer in net.named_buffers()})
         for name, buffer in net.named_buffers():
             values = torch.stack([its[name] for its in after])
             buffer.copy_(values.mean(0) if values.is_floating_point() else values[0])
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= n
         if variant == "plain":
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        losses[step] = total / job.GLOBAL_BATCH
+        losses[step] = total / n
         loop.behind(step, losses[step])
     net.eval()
     with torch.no_grad():
         chunks = [range(start, min(start + job.MICRO_BATCH, len(data))) for start in range(0, len(data), job.MICRO_BATCH)]
-        means = [job.loss_of(net, collate([data[i] for i in chunk])).item() * len(chunk) for chunk in chunks]
-    return {"losses": losses, "state": job.state(net, optimizer, loop), "validation": sum(means) / len(data)}
+        found = [job.total_of(net, collate([data[i] for i in chunk]), variant) for chunk in chunks]
+    validation = sum(total.item() for total, _ in found) / sum(n for _, n in found)
+    return {"losses": losses, "state": job.state(net, optimizer, loop), "validation": validation}
 
 
 def differences(variant: str, found: dict[int, dict[str, Any]], n_steps: int = job.N_STEPS) -> dict[int, float]:

@@ -9,12 +9,12 @@ decisions (decided_again.py). The state is changed in place, and nobody else cha
 from __future__ import annotations
 
 from launcher.coordinator import elastic, job, replicas
-from launcher.coordinator.actions import Record, Spawn
+from launcher.coordinator.actions import Spawn
 from launcher.coordinator.decision import Actions, end, if_failed_and_gone
 from launcher.coordinator.restart_policy import Policy
 from launcher.coordinator.state import JobState, PlainState, Replicas, State, Status
 from launcher.failures.root_cause import is_from_outside
-from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, UnitFinal
+from launcher.joblog.events import AgentLost, Event, JobStarted, RankLost, RankStarted, StopRequested, UnitFinal
 from odyssey.protocol.reports import Broken, Hello
 
 
@@ -27,9 +27,7 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
     if state.status is Status.ENDED or type(body) not in _HEARD:
         return state, ()
     if event.generation < world.generation and not _is_late_result(state, event):
-        name = type(body).__name__
-        text = f"dropped {name} of generation {event.generation} from {event.origin}, now at generation {world.generation}"
-        return state, (Record(Note(text)),)
+        return state, ()
     world.pass_time(event.time)
     if isinstance(body, AgentLost) or (isinstance(body, RankLost) and body.rank in world.alive and is_from_outside(body.cause)):
         world.count_loss()

@@ -7,6 +7,7 @@ the first step (launcher/coordinator/gate.py).
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
@@ -25,6 +26,9 @@ Metric = torch.Tensor | float
 """It is a scalar, the mean over the samples of a micro-batch."""
 Loss = torch.Tensor | tuple[torch.Tensor, Mapping[str, Metric]]
 """It is a scalar, alone or with metrics by name."""
+
+Weight = Callable[[Any], torch.Tensor | float]
+"""How much a micro-batch counts in the mean over a step."""
 
 _OPTIMIZER = "return an optimizer, for example `lambda params: torch.optim.AdamW(params, lr=3e-4)`"
 _SCHEDULER = "return a scheduler of the argument, for example `lambda opt: torch.optim.lr_scheduler.StepLR(opt, 100)`"
@@ -93,6 +97,15 @@ def metric(name: str, value: Any) -> torch.Tensor:
         return torch.tensor(float(value), dtype=torch.float64)
     what = f"has shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"is {_kind(value)}"
     raise JobError(f"the metric {name!r} {what}", "return a number or a scalar tensor, the mean over the micro-batch's samples")
+
+
+def weight_of(value: Any) -> float:
+    """Take what the script's `weight` gives for a micro-batch. Raises JobError if that is no number that could be meant."""
+    found = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    if isinstance(found, Real) and math.isfinite(number := float(found)) and number >= 0:
+        return number
+    what = f"has shape {tuple(value.shape)}" if isinstance(found, torch.Tensor) else f"is {found!r}"
+    raise JobError(f"the weight of a micro-batch {what}", "return a number, at least 0: of the tokens that are no padding")
 
 
 def check_autocast(dtype: object) -> None:

@@ -56,12 +56,14 @@ class Live:
     """What a micro-batch keeps at a stage between its forward and its last backward.
 
     One piece; more if reductions start within its backward. `gradients`: by the outputs, where an `I` leaves all to the `W`.
+    `weight`: how much the micro-batch counts, where its loss is computed.
     """
 
-    __slots__ = ("gradients", "pieces")
+    __slots__ = ("gradients", "pieces", "weight")
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[Piece], weight: float) -> None:
         self.pieces = pieces
+        self.weight = weight
         self.gradients: list[torch.Tensor | None] | None = None
 
     @property
@@ -172,7 +174,7 @@ class Computation:
             leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
             value = self._expect(stage.first - 1, op, attempt).nest(leaves)
         pieces: list[Piece] = []
-        first = stage.first
+        first, weight = stage.first, 0.0
         cuts = attempt.reductions.cuts.get((op.stage, op.micro_batch), frozenset())
         with self.precision():
             for layer in stage.layers:
@@ -184,16 +186,17 @@ class Computation:
                 self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, number, layer))
                 value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
             if plan.is_last(op.micro_batch, op.stage):
-                target = self._on_device(self._sample(op, attempt)[1])
-                loss, metrics = self.loss(value, target)
+                sample = self._sample(op, attempt)
+                weight = self.weight_of(sample, plan.n_samples(op.micro_batch))
+                loss, metrics = self.loss(value, self._on_device(sample[1]))
                 if stage.stop - 1 not in plan.summed(op.micro_batch):
-                    attempt.tally.count(plan.positions(op.micro_batch), loss, metrics)
+                    attempt.tally.count(plan.positions(op.micro_batch), loss, metrics, weight)
                 outputs = [loss]
             else:
                 outputs = flatten(value, stage.stop - 1)
                 self._expect(stage.stop - 1, op, attempt).check(outputs)
         pieces.append(Piece(range(first, stage.stop), leaves, outputs))
-        attempt.live[op.stage, op.micro_batch] = Live(pieces)
+        attempt.live[op.stage, op.micro_batch] = Live(pieces, weight)
         self.hand_on(op, attempt, [output.detach() for output in outputs])
 
     def _sample(self, op: Compute, attempt: Try) -> Any:
@@ -258,10 +261,10 @@ class Computation:
             attempt.reductions.behind(op, piece.layers.start)
 
     def _output_gradients(self, op: Compute, attempt: Try, live: Live) -> list[torch.Tensor | None]:
-        """The gradient of the sum of the micro-batch's sample losses by each output of the stage."""
+        """The gradient of the micro-batch's mean loss times its weight, by each output of the stage."""
         plan = attempt.plan
         if plan.is_last(op.micro_batch, op.stage):
-            return [torch.full_like(live.outputs[0], plan.n_samples(op.micro_batch))]
+            return [torch.full_like(live.outputs[0], live.weight)]
         gradients = iter(attempt.exchange.take("B", op.stage + 1, op.micro_batch))
         expected = self._expect(plan.layer_range(op.micro_batch, op.stage).stop - 1, op, attempt)
         return [next(gradients) if tensor.requires_grad else None for tensor in expected.tensors]
@@ -282,6 +285,10 @@ class Computation:
     def _weights(self, layers: Iterable[int]) -> list[nn.Parameter]:
         found = {id(p): p for layer in layers for p in self.model.layers[layer].parameters() if p.requires_grad}
         return list(found.values())
+
+    def weight_of(self, sample: Any, n_samples: int) -> float:
+        """How much a micro-batch counts, `(input, target)`."""
+        return self._job_spec.weight_of(sample, n_samples)
 
     def loss(self, output: Any, target: Any) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Call the script's loss: it and the metrics beside it are means over the samples."""

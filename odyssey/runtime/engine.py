@@ -101,8 +101,8 @@ class Engine:
 
     def run_step(self, step: int) -> list[float]:
         """Run all micro-batches of `step` and reduce the gradients. Returns what this worker adds to the commit point:
-        the sum of its samples' losses, that of the squares of the gradient sums that it is the first holder of, its learning
-        rates, and metrics if it has any.
+        the sum of its micro-batches' losses times their weights, that of the squares of the gradient sums that it is the first
+        holder of, the sum of the weights, its learning rates, and metrics if it has any.
 
         Raises Cut when communication ends. The rest of a step is run once, and what an engine runs else from its beginning.
         """
@@ -121,7 +121,8 @@ class Engine:
             self._try.healthy.scale()
             if rest is None:
                 self._exchange_snapshots(step)
-            return [float(sum(self._tally.losses.values())), self.gradients.square_sum(), *self._told()]
+            weight = sum(self._tally.weights.values())
+            return [float(sum(self._tally.losses.values())), self.gradients.square_sum(), weight, *self._told()]
 
     def _exchange_snapshots(self, step: int) -> None:
         """Of the splits of which this worker reads the first sample of the step."""

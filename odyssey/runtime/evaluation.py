@@ -79,8 +79,8 @@ class _InOrder(MapStyle):
 
 
 def evaluate_body(engine: Engine, reader: Reader, measures: Mapping[str, Callable[..., Any]]) -> Sequence[float]:
-    """Give this worker's sums of sample losses, and of what `measures` give, over its share of the data. Raises Cut when
-    communication ends.
+    """Give this worker's sums over its share of the data: of losses times weights, of the weights, and of what `measures` give.
+    Raises Cut when communication ends.
 
     Every worker goes through (micro-batch, stage) in ascending order, so sends and receives between any two agree.
     """
@@ -109,8 +109,8 @@ class _Pass:
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
         self._loss = 0.0
         self._totals = dict.fromkeys(measures, 0.0)
-        self._n_samples = 0
-        """So many samples have their losses computed here."""
+        self._n_samples, self._weight = 0, 0.0
+        """So many samples have their losses computed here, and so much they count."""
 
     def sums(self) -> list[float]:
         """Go through all of them, and give what this worker adds."""
@@ -120,14 +120,16 @@ class _Pass:
                 self._run(len(sample_ids), route)
         for work, _ in self._sent:
             self._engine.groups.wait(work.wait)
-        return [self._loss, *(metrics.summed(self._totals, self._n_samples) if self._n_samples else [])]
+        return [self._loss, self._weight, *(metrics.summed(self._totals, self._n_samples) if self._n_samples else [])]
 
     def _run(self, n_samples: int, route: Sequence[tuple[Worker, range]]) -> None:
         """Take a micro-batch through this worker's stages of its way."""
         me, device = self._engine.worker, self._engine.model.device
         batch = target = value = None
+        weight = 0.0
         if me in (route[0][0], route[-1][0]):
             sample = next(self._samples)
+            weight = self._engine.computation.weight_of(sample, n_samples)
             batch = on_device(sample[0], device) if me == route[0][0] else None
             target = on_device(sample[1], device) if me == route[-1][0] else None
         for s, (worker, layers) in enumerate(route):
@@ -142,17 +144,18 @@ class _Pass:
                 for layer in layers:
                     value = self._engine.model.call(layer, value)
                 if s == len(route) - 1:
-                    self._count(batch, value, target, n_samples)
+                    self._count(batch, value, target, n_samples, weight)
             if s < len(route) - 1 and route[s + 1][0] != me:
                 self._send(route[s + 1][0], layers.stop - 1, value, n_samples)
 
-    def _count(self, batch: Any, output: Any, target: Any, n_samples: int) -> None:
+    def _count(self, batch: Any, output: Any, target: Any, n_samples: int, weight: float) -> None:
         loss, _ = self._engine.computation.loss(output, target)
-        self._loss += float(loss) * n_samples
+        self._loss += float(loss) * weight
         for name, measure in self._measures.items():
             value = metric(name, self._engine.model.measured(measure, batch, output, target))
-            self._totals[name] += float(value) * n_samples
+            self._totals[name] += float(value) * weight
         self._n_samples += n_samples
+        self._weight += weight
 
     def _receive(self, worker: Worker, layer: int, n_samples: int) -> Any:
         groups, expected = self._engine.groups, self._engine.expectations.behind(layer, n_samples)

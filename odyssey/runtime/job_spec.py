@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from odyssey.errors import JobError
-from odyssey.model.given import Loss, OptimizerFactory, with_metrics
+from odyssey.model.given import Loss, OptimizerFactory, Weight, weight_of, with_metrics
 from odyssey.model.sublayers import Names
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.runtime.prefetcher import Prefetcher
@@ -25,7 +25,7 @@ class JobSpec(NamedTuple):
     `first_micro_batch()`: a collated `(input, target)` of full size, to measure with. `autocast`: None computes in the
     parameters' own precision. `independent_samples`: the script says that layers and loss take each sample by itself, to
     rounding: and that they may be put together otherwise though each micro-batch is rounded coarsely by itself. `sublayers`:
-    what attention and feed-forward of its blocks are called.
+    what attention and feed-forward of its blocks are called. `weight`: of a collated `(input, target)`, see `weight_of`.
     """
 
     spec: ModelSpec
@@ -37,6 +37,11 @@ class JobSpec(NamedTuple):
     autocast: torch.dtype | None
     independent_samples: bool | Literal["to rounding"] = False
     sublayers: Names = Names()
+    weight: Weight | None = None
+
+    def weight_of(self, sample: Any, n_samples: int) -> float:
+        """How much a micro-batch counts in the means over a step: its samples, or what the script says."""
+        return float(n_samples) if self.weight is None else weight_of(self.weight(sample))
 
     def loss_and_metrics(self, output: Any, target: Any) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Call `loss`. Raises JobError if that gives nothing to train with."""

@@ -39,9 +39,9 @@ def summed(totals: Mapping[str, float], n_samples: int) -> list[float]:
     return [float(n_samples), *told((len(names),)), *(totals[name] for name in names), *told(msgspec.json.encode(names))]
 
 
-def means(sums: Sequence[float], n_samples: int) -> dict[str, float]:
-    """Find names and means over all `n_samples`. `sums`: what all workers have added, which has to go together: else raises
-    JobError."""
+def means(sums: Sequence[float], n_samples: int, weight: float) -> dict[str, float]:
+    """Find names and means over all `n_samples`, which weigh as much. `sums`: what all workers have added, which has to go
+    together: else raises JobError."""
     if not any(sums):
         return {}
     n_told, n_names = sums[0], alike(sums[1:4])
@@ -49,7 +49,7 @@ def means(sums: Sequence[float], n_samples: int) -> dict[str, float]:
     if n_told != n_samples or n_names is None or text is None:
         raise JobError(NOT_ALIKE, SAME_NAMES)
     names = msgspec.json.decode(bytes(text), type=list[str])
-    return {name: value / n_samples for name, value in zip(names, sums[4 : 4 + n_names[0]], strict=True)}
+    return {name: value / weight for name, value in zip(names, sums[4 : 4 + n_names[0]], strict=True)}
 
 
 def _listed(names: Iterable[str]) -> str:

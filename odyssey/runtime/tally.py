@@ -29,19 +29,23 @@ class Tally:
         """Layers whose sums others have been added to."""
         self._is_adding = False
         self.losses: dict[range, torch.Tensor] = {}
-        """Positions -> the sum of these samples' losses, a double on the device."""
+        """Positions -> the mean loss of these samples times their weight, a double on the device."""
         self.metrics: dict[range, Mapping[str, torch.Tensor]] = {}
         """The same is kept of their metrics, where the script gives some."""
+        self.weights: dict[range, float] = {}
+        """How much these samples count."""
 
     def clear(self) -> None:
         """Nothing is summed."""
-        self._added, self._gone, self._is_adding, self.losses, self.metrics = [], set(), False, {}, {}
+        self._added, self._gone, self._is_adding = [], set(), False
+        self.losses, self.metrics, self.weights = {}, {}, {}
 
-    def count(self, samples: range, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor]) -> None:
-        """Take in the means over `samples`, which are positions in the step."""
-        self.losses[samples] = loss.detach().double() * len(samples)
+    def count(self, samples: range, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor], weight: float) -> None:
+        """Take in the means over `samples`, which are positions in the step, and count `weight`."""
+        self.weights[samples] = weight
+        self.losses[samples] = loss.detach().double() * weight
         if metrics:
-            self.metrics[samples] = {name: value.double() * len(samples) for name, value in metrics.items()}
+            self.metrics[samples] = {name: value.double() * weight for name, value in metrics.items()}
 
     def lose(self, layers: Collection[int]) -> None:
         """What is summed of these is worth nothing without the whole step."""
@@ -66,12 +70,13 @@ class Tally:
         for its, samples in self._added:
             if kept := layers.intersection(its):
                 added.append((kept, samples))
-        losses, metrics = self.losses, self.metrics
+        losses, metrics, weights = self.losses, self.metrics, self.weights
         self.clear()
         self._added = added
         counted = {samples for its, samples in added if self._last_layer in its}
         self.losses = {samples: loss for samples, loss in losses.items() if samples in counted}
         self.metrics = {samples: its for samples, its in metrics.items() if samples in counted}
+        self.weights = {samples: its for samples, its in weights.items() if samples in counted}
 
     def summed(self) -> tuple[Summed, ...]:
         """By layer."""

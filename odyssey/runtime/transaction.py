@@ -10,7 +10,7 @@ from odyssey.runtime.agreed_numbers import N_RATE
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.work import R
 
-N_VALUES = 2 + N_RATE
+N_VALUES = 3 + N_RATE
 """So many values a unit may give at no cost. More of them are another tiny reduction."""
 N_DRAIN = 2
 """What is summed before them: how many ranks have heard of a Drain, and the generations that they were told, all the same."""

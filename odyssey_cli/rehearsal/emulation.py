@@ -123,7 +123,10 @@ class Waits(Computation):
         self._device.follow()
         value = torch.zeros(1, dtype=torch.float64)
         if op.kind == "F":
-            attempt.live[op.stage, k] = Live([Piece(layers.layers, [], [value])])
+            weight = float(plan.n_samples(k))
+            if plan.is_last(k, op.stage) and layers.stop - 1 not in plan.summed(k):
+                attempt.tally.count(plan.positions(k), value[0], {}, weight)
+            attempt.live[op.stage, k] = Live([Piece(layers.layers, [], [value])], weight)
             self.hand_on(op, attempt, [value])
         elif op.kind in ("B", "I") and op.stage > 0:
             attempt.exchange.hand_over("B", op, [value])

@@ -134,4 +134,6 @@ def _kept(plan: Plan, step_s: float, rows: Sequence[Candidate]) -> str:
 
 
 def _seconds(seconds: float) -> str:
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

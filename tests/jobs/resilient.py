@@ -7,6 +7,7 @@
     clamped    the loop clamps the weights, and sets gradients to None as plain loops do
     frozen     the loop ends dropout behind step 4
     padded     samples of different lengths, by a `collate` of the script's own
+    tokens     the same, with a loss that is a mean over the points that are no padding, each of which counts alike in a step
     unlike     as `average`, of models that ranks have built with other values
     saved      saves behind step 3, and goes on from there when it is run again
 
@@ -37,15 +38,15 @@ PAUSE_S = float(os.environ.get("RESILIENT_PAUSE_S", "0"))
 """Behind each step, so that who is lost comes back before the end."""
 DEVICE = os.environ.get("RESILIENT_DEVICE", "cpu")
 GLOBAL_BATCH, MICRO_BATCH, SEED = 14, 4, 7
-VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded", "unlike", "saved")
+VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded", "tokens", "unlike", "saved")
 POINTS = ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop")
 
 
 class Points:
-    """Points `[6]` and a smooth function of them; of the variant `padded` rows of 1 to 3 points."""
+    """Points `[6]` and a smooth function of them; of the variants `padded` and `tokens` rows of 1 to 3 points."""
 
     def __init__(self, variant: str) -> None:
-        self.is_padded = variant == "padded"
+        self.is_padded = variant in ("padded", "tokens")
 
     def __len__(self) -> int:
         return 40
@@ -102,13 +103,17 @@ def optimizer(net: nn.Module, variant: str) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=0.003, momentum=0.9)  # with more, rounding errors would grow
 
 
-def loss_of(net: nn.Module, batch: Any) -> Tensor:
+def total_of(net: nn.Module, batch: Any, variant: str) -> tuple[Tensor, int]:
+    """A sum of errors, and of how many: of samples, or of the points that are no padding."""
     if isinstance(batch, dict):
         mask = torch.arange(batch["points"].shape[1]) < batch["lengths"][:, None]
+        if variant == "tokens":
+            errors = (net(batch["points"])[..., 0] - batch["points"].sin().sum(-1)) ** 2
+            return (errors * mask).sum(), int(mask.sum())
         found = (net(batch["points"])[..., 0] * mask).sum(1, keepdim=True)
-        return nn.functional.mse_loss(found, batch["target"])
+        return nn.functional.mse_loss(found, batch["target"], reduction="sum"), len(found)
     points, target = (tensor.to(DEVICE) for tensor in batch)
-    return nn.functional.mse_loss(net(points), target)
+    return nn.functional.mse_loss(net(points), target, reduction="sum"), len(points)
 
 
 class Loop:
@@ -177,7 +182,8 @@ def main() -> None:
 
     def loss(batch: Any) -> Tensor:
         at("forward")
-        return loss_of(net, batch)
+        total, n = total_of(net, batch, variant)
+        return total / n
 
     if kills:
         disturb(net, its_optimizer, at)
@@ -193,7 +199,8 @@ def main() -> None:
         micro_batch=MICRO_BATCH,
         scheduler=scheduler(its_optimizer, variant),
         extra=loop.extra,
-        collate=padded if variant == "padded" else None,
+        collate=padded if variant in ("padded", "tokens") else None,
+        weight=(lambda batch: batch["lengths"].sum()) if variant == "tokens" else None,
         num_workers=int(how[1]) if how[1:] else 0,
         seed=SEED,
         clip_norm=0.5 if variant == "plain" else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
@@ -64,6 +65,52 @@ def test_a_saved_job_goes_on_as_if_it_had_not_stopped(tmp_path, variant):
     taken = odyssey.Job(**arguments(variant))
     taken.load_state_dict(state)
     assert [step.loss for step in taken.steps(6)] == expected
+
+
+def test_a_step_and_an_evaluation_are_means_of_what_micro_batches_weigh():
+    def weight(target):
+        return target.abs().sum()
+
+    layer = torch.nn.Linear(16, 16, dtype=torch.float64)
+    own = copy.deepcopy(layer)
+    data = models.VectorData(10)
+    job = odyssey.Job(
+        lambda: [layer],
+        lambda output, target: (torch.nn.functional.mse_loss(output, target), {"it": target.mean()}),
+        lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        data,
+        global_batch=5,
+        micro_batch=2,
+        weight=weight,
+    )
+    (step,) = job.steps(1)
+    total, seen, weights = torch.zeros((), dtype=torch.float64), 0.0, 0.0
+    ids = reference.step_sample_ids(0, 5, 10, 0)
+    for start in range(0, 5, 2):
+        inputs, target = (torch.stack(column) for column in zip(*map(data.__getitem__, ids[start : start + 2]), strict=True))
+        its = float(weight(target))
+        total = total + torch.nn.functional.mse_loss(own(inputs), target) * its
+        seen, weights = seen + float(target.mean()) * its, weights + its
+    (total / weights).backward()
+    assert step.loss == pytest.approx(total.item() / weights, abs=1e-12)
+    assert step.metrics["it"] == pytest.approx(seen / weights, abs=1e-12)
+    torch.testing.assert_close(layer.weight, own.weight - own.weight.grad, rtol=0, atol=1e-12)
+    everything = [torch.stack(column) for column in zip(*map(data.__getitem__, range(2)), strict=True)]
+    expected = torch.nn.functional.mse_loss(layer(everything[0]), everything[1]).item()
+    assert job.evaluate(models.VectorData(2)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), None, torch.ones(2)])
+def test_a_weight_that_cannot_be_meant_is_refused(weight):
+    job = odyssey.Job(**arguments("mlp", weight=lambda target: weight))
+    with pytest.raises(JobError, match="the weight of a micro-batch"):
+        list(job.steps(1))
+
+
+def test_a_step_that_weighs_nothing_ends_the_job():
+    job = odyssey.Job(**arguments("mlp", weight=lambda target: 0))
+    with pytest.raises(NonFiniteLoss):
+        list(job.steps(1))
 
 
 def test_a_state_of_another_model_is_refused(tmp_path):

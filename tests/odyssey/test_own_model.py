@@ -21,6 +21,11 @@ from tests.jobs import resilient as job
 from tests.resilient_reference import differences
 
 
+def mean_of(net: nn.Module, batch: object, variant: str) -> torch.Tensor:
+    total, n = job.total_of(net, batch, variant)
+    return total / n
+
+
 def begun(variant: str):
     """The script's objects, and what trains them."""
     net = job.model(variant)
@@ -29,13 +34,14 @@ def begun(variant: str):
     run = odyssey.resilient(
         net,
         optimizer,
-        lambda batch: job.loss_of(net, batch),
+        lambda batch: mean_of(net, batch, variant),
         job.Points(variant),
         global_batch=job.GLOBAL_BATCH,
         micro_batch=job.MICRO_BATCH,
         scheduler=job.scheduler(optimizer, variant),
         extra=loop.extra,
-        collate=job.padded if variant == "padded" else None,
+        collate=job.padded if variant in ("padded", "tokens") else None,
+        weight=(lambda batch: batch["lengths"].sum()) if variant == "tokens" else None,
         seed=job.SEED,
         clip_norm=0.5 if variant == "plain" else None,
     )
@@ -57,14 +63,14 @@ def test_training_equals_a_plain_loop_and_the_objects_stay_the_scripts_own(varia
     assert all(one is other for one, other in zip(own, now, strict=True))
 
 
-@pytest.mark.parametrize("variant", ["plain", "batchnorm", "padded"])
+@pytest.mark.parametrize("variant", ["plain", "batchnorm", "padded", "tokens"])
 def test_metrics_change_nothing_and_are_the_means_over_all_samples(variant):
     """A metric of the loss is its double here, and one of an evaluation the loss itself, from the batch."""
     net = job.model(variant)
     optimizer = job.optimizer(net, variant)
 
     def loss(batch):
-        found = job.loss_of(net, batch)
+        found = mean_of(net, batch, variant)
         return found, {"double": 2 * found, "number": found.item()}
 
     run = odyssey.resilient(
@@ -75,7 +81,8 @@ def test_metrics_change_nothing_and_are_the_means_over_all_samples(variant):
         global_batch=job.GLOBAL_BATCH,
         micro_batch=job.MICRO_BATCH,
         scheduler=job.scheduler(optimizer, variant),
-        collate=job.padded if variant == "padded" else None,
+        collate=job.padded if variant in ("padded", "tokens") else None,
+        weight=(lambda batch: batch["lengths"].sum()) if variant == "tokens" else None,
         seed=job.SEED,
         clip_norm=0.5 if variant == "plain" else None,
     )
@@ -84,7 +91,7 @@ def test_metrics_change_nothing_and_are_the_means_over_all_samples(variant):
         losses[step.index] = step.loss
         assert step.metrics == pytest.approx({"double": 2 * step.loss, "number": step.loss}, abs=1e-12, rel=0)
         assert step.lr == 0.003 * (0.5 ** (step.index // 4) if variant == "plain" else 1.0)
-    found = run.evaluate(job.Points(variant), metrics={"same": lambda batch: job.loss_of(net, batch)})
+    found = run.evaluate(job.Points(variant), metrics={"same": lambda batch: mean_of(net, batch, variant)})
     assert found.keys() == {"loss", "same"} and found["same"] == pytest.approx(found["loss"], abs=1e-12, rel=0)
     loop = job.Loop(net, optimizer, variant)
     trained = {"losses": losses, "state": job.state(net, optimizer, loop), "validation": found["loss"]}
@@ -124,7 +131,7 @@ def whole(variant: str) -> tuple[nn.Module, torch.optim.Optimizer, job.Loop, Who
     net = job.model(variant)
     optimizer = job.optimizer(net, variant)
     loop = job.Loop(net, optimizer, variant)
-    held = Whole(net, lambda batch: job.loss_of(net, batch), optimizer, None, loop.extra)
+    held = Whole(net, lambda batch: mean_of(net, batch, variant), optimizer, None, loop.extra)
     held.hold_built([0])
     return net, optimizer, loop, held
 

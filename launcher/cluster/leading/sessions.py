@@ -19,6 +19,9 @@ from launcher.host.loop import Loop
 from odyssey.codec import Malformed
 from odyssey.protocol.frames import packed
 
+LOOK_AGAIN_S = 0.05
+"""After an agent whose link was cut has neither answered nor refused."""
+
 
 class Sessions:
     """`begun(session, words, link)`: one more, by an agent that has come with these words. It is `handle`'s turn.
@@ -99,9 +102,15 @@ class Sessions:
             self._connectors.pop(session)
             if is_refused:
                 session.end(why)
+            else:  # it may be about to end: what it has open is closed one by one
+                self._loop.later(LOOK_AGAIN_S, lambda: self._look_again(address, session, why))
 
         if session not in self._connectors:
             self._connectors[session] = self._listener.dial(address, answered, failed)
+
+    def _look_again(self, address: Address, session: Session, why: str) -> None:
+        if session in self._by_token.values() and not session.is_over and not session.has_link:
+            self._is_cut(address, session, why)
 
     def forget(self, token: bytes) -> None:
         """It is over; who comes back to it is told so."""

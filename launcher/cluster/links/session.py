@@ -107,6 +107,11 @@ class Session:
             self._heart.add(self, self._beat)
         link.begin(self._on_frame, self._on_end, MAX_FRAME_BYTES + _HEADER.size)
 
+    @property
+    def has_link(self) -> bool:
+        """Its last one was not cut."""
+        return self._link is not None
+
     def send(self, message: msgspec.Struct) -> None:
         """Over the present link or a later one. Nothing, once the other side is lost."""
         if self.is_over:

@@ -61,7 +61,7 @@ def test_survivors_go_on_wherever_a_rank_is_lost(variant: str, point: str, tmp_p
     assert len(ran.all(GenerationStarted)) == 2
 
 
-@pytest.mark.parametrize("variant", quick(VARIANTS[:-1], "batchnorm"))
+@pytest.mark.parametrize("variant", quick(VARIANTS[:-1], "batchnorm", "tokens"))
 def test_all_but_one_are_lost(variant: str, tmp_path: Path) -> None:
     """The first rank is one like any other. Two are lost at the same commit point, and later one more."""
     kills = ("0:2:at_commit", "3:2:at_commit", "1:6:after_commit")

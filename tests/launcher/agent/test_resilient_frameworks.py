@@ -193,7 +193,7 @@ def test_a_module_of_lightning_does_without_a_trainer_what_the_page_says() -> No
 
 @pytest.mark.soak
 @pytest.mark.parametrize("micro_batch", [2, 3])
-def test_tokens_count_alike_where_losses_are_divided_by_a_constant(micro_batch: int) -> None:
+def test_tokens_count_alike_where_the_script_says_how_many_there_are(micro_batch: int) -> None:
     """The page has it so, whatever the micro-batch. Transformers computes losses in float32."""
     pytest.importorskip("transformers")
     from transformers import DataCollatorForLanguageModeling
@@ -203,27 +203,31 @@ def test_tokens_count_alike_where_losses_are_divided_by_a_constant(micro_batch: 
 
     data = transformers_resilient.make_data()
     collate = DataCollatorForLanguageModeling(transformers_resilient.tokenizer, mlm=False)
-    tokens = sum(len(sample["input_ids"]) - 1 for sample in data) / len(data)
     torch.manual_seed(0)
     model = transformers_resilient.build_model().eval()
     started = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def loss(batch: Any) -> Tensor:
-        found: Tensor = model(**batch, num_items_in_batch=tokens * len(batch["input_ids"])).loss
+        found: Tensor = model(**batch).loss
         return found
 
+    def weight(batch: Any) -> Tensor:
+        return (batch["labels"][:, 1:] != -100).sum()
+
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    run = odyssey.resilient(model, optimizer, loss, data, global_batch=12, micro_batch=micro_batch, collate=collate)
+    sizes = {"global_batch": 12, "micro_batch": micro_batch}
+    run = odyssey.resilient(model, optimizer, loss, data, **sizes, collate=collate, weight=weight)
     found = next(run.steps(1)).loss
     changes = {name: started[name] - parameter.detach() for name, parameter in model.named_parameters()}
 
     model.load_state_dict(started, strict=False)
     model.zero_grad()
-    total = torch.zeros(())
+    total, n = torch.zeros(()), 0
     for i in step_sample_ids(0, 12, len(data), 0):
         ids = torch.tensor([data[i]["input_ids"]])
         total = total + nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum")
-    (total / tokens / 12).backward()
-    assert found == pytest.approx(total.item() / tokens / 12, rel=1e-5)
+        n += len(ids[0]) - 1
+    (total / n).backward()
+    assert found == pytest.approx(total.item() / n, rel=1e-5)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(changes[name], parameter.grad, rtol=1e-3, atol=1e-6)

@@ -239,6 +239,30 @@ def test_who_knows_the_secret_and_talks_nonsense_is_dismissed(leader: LeaderOnAL
     assert not leader.lost and not leader.said
 
 
+def test_a_member_that_ends_as_it_is_looked_for_is_lost_when_nobody_listens_any_more(leader: LeaderOnALoop) -> None:
+    """The kernel closes what a killed process has open one by one, its links before the socket that it listens at, or after."""
+    server = socket.create_server(("127.0.0.1", 0))
+    peer = leader.peer()
+    words = join("far", session=b"e" * 16, port=server.getsockname()[1])
+    peer.say_frame(msgspec.msgpack.encode(words))
+    leader.until(lambda: leader.joined)
+    peer.connection.close()
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(server.accept)
+        leader.until(accepted.done)
+        accepted.result()[0].close()
+    leader.turn()
+    assert not leader.lost
+    server.close()
+
+    def looked_again() -> bool:
+        leader.now += 1.0
+        return bool(leader.lost)
+
+    leader.until(looked_again)
+    assert [number for number, _ in leader.lost] == [1]
+
+
 def test_a_silent_stranger_is_dismissed_in_time(leader: LeaderOnALoop) -> None:
     silent, half, speechless = leader.connect(), leader.connect(b"odyssey"), leader.peer()
     member = leader.member()

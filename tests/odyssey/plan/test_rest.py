@@ -188,7 +188,7 @@ def test_an_op_that_ends_in_an_exception_leaves_nothing_that_is_worth_anything()
 def test_losses_and_metrics_stay_with_the_samples_that_the_last_layer_keeps() -> None:
     tally, one = Tally(4, ()), torch.ones(())
     for layers, samples in ((range(4), range(2)), (range(2), range(2, 4)), (range(4), range(4, 5))):
-        tally.count(samples, 2 * one, {"it": one})
+        tally.count(samples, 2 * one, {"it": one}, len(samples))
         with tally.adding(layers, samples):
             pass
     assert {its: float(metrics["it"]) for its, metrics in tally.metrics.items()} == {

@@ -20,15 +20,15 @@ def reduced(each: Sequence[Sequence[float]]) -> list[float]:
 def test_all_know_names_and_means_that_some_have_computed() -> None:
     ranks = [summed({"größe": 3.0, "accuracy": 2.5}, 4), summed({}, 0), summed({"accuracy": 1.0, "größe": 9.0}, 2)]
     assert ranks[1] == []
-    assert means(reduced(ranks), 6) == {"accuracy": 3.5 / 6, "größe": 2.0}
-    assert means(reduced([[], []]), 6) == {}
+    assert means(reduced(ranks), 6, 8.0) == {"accuracy": 3.5 / 8, "größe": 1.5}
+    assert means(reduced([[], []]), 6, 6.0) == {}
 
 
 @pytest.mark.parametrize("other", [{"accurary": 1.0}, {"a": 1.0, "b": 1.0}, {}])
 def test_ranks_with_other_names_are_refused(other: Mapping[str, float]) -> None:
     """They have as many letters, others, and none at all for some samples."""
     with pytest.raises(JobError, match="not the same names"):
-        means(reduced([summed({"accuracy": 1.0}, 3), summed(other, 3)]), 6)
+        means(reduced([summed({"accuracy": 1.0}, 3), summed(other, 3)]), 6, 6.0)
 
 
 def test_micro_batches_with_other_names_are_refused_by_name() -> None:
