@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,13 +63,16 @@ class Ran:
             assert logged == taken
 
 
-def profile_of_own_processors(folder: Path) -> Profile:
+@functools.cache
+def profile_of_own_processors() -> Profile:
     """Measure TRAIN here, but as if each rank had a processor of its own: whoever comes back is worth taking in, whatever else
     this machine does."""
-    path, arguments = folder / "profile.json", ("--dropout", "0.1", "--clip", "0.5", "--schedule", "--global-batch", "15")
-    options = RunOptions(TRAIN, arguments, n_nodes=4, log_dir=folder / "logs", capture_output=True, write_profile=path)
-    assert Ran(options).code == 0
-    measured = profiles.read(path)
+    arguments = ("--dropout", "0.1", "--clip", "0.5", "--schedule", "--global-batch", "15")
+    with tempfile.TemporaryDirectory() as folder:
+        path, logs = Path(folder) / "profile.json", Path(folder) / "logs"
+        ran = Ran(RunOptions(TRAIN, arguments, n_nodes=4, log_dir=logs, capture_output=True, write_profile=path))
+        assert ran.code == 0
+        measured = profiles.read(path)
     return replace(measured, cluster=replace(measured.cluster, cores=None))
 
 

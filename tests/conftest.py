@@ -7,6 +7,7 @@ file modes, and a home, a temporary folder and a registry of jobs of its own.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import resource
 import signal
@@ -35,6 +36,7 @@ hypothesis.settings.load_profile("same")  # `make soak` looks at other examples 
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is imported and collected
     _set_variables(_own_folder(config))
     config.stash[_stderr] = os.dup(2)  # as it is outside of tests
     _set_signals()
@@ -66,6 +68,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Not for a few tests, which would wait for the templates longer than they win by them."""
+    gc.collect()
+    gc.freeze()  # all that was imported and collected stays: no collection looks at it again
+    gc.enable()
     if len(session.items) > WORTH_WARMTH and not session.config.getoption("--cold"):
         popen.templates.start()
         session.config.add_cleanup(popen.templates.close)

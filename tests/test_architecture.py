@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,10 +27,16 @@ MAY_IMPORT: dict[str, set[str]] = {
 HEAVY = {"torch", "numpy", "scipy"}
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All that is in the file."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """(line, module) of every import in the file, those inside functions and `if TYPE_CHECKING` included."""
     package = path.relative_to(ROOT).parent.as_posix().replace("/", ".")
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -154,9 +161,9 @@ def test_no_module_imports_itself_by_way_of_others(package: str) -> None:
     assert left == {}
 
 
-def beyond_the_limits(tree: ast.AST) -> Iterator[str]:
+def beyond_the_limits(path: Path) -> Iterator[str]:
     """Names of functions of more than 60 lines, and of classes of more than 15 attributes or fields."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef) and node.end_lineno is not None and node.end_lineno - node.lineno >= 60:
             yield node.name
         elif isinstance(node, ast.ClassDef):
@@ -170,9 +177,7 @@ def beyond_the_limits(tree: ast.AST) -> Iterator[str]:
 def test_what_is_long_has_a_written_reason() -> None:
     _, _, reasons = (ROOT / "docs/internals/architecture.md").read_text().partition("## Beyond the limits")
     paths = [path for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
-    found = {
-        (path.relative_to(ROOT).as_posix(), name) for path in paths for name in beyond_the_limits(ast.parse(path.read_text()))
-    }
+    found = {(path.relative_to(ROOT).as_posix(), name) for path in paths for name in beyond_the_limits(path)}
 
     assert {(path, name) for path, name in found if f"`{name}`" not in reasons} == set()
 
@@ -198,13 +203,14 @@ def test_only_handles_send_signals() -> None:
     """By its number alone nobody is signalled: it may be another process's by then. A process may end itself, or be asked
     whether it may be signalled."""
     senders = {"os.kill", "os.killpg", "signal.pidfd_send_signal"}
+    names = {sender.rpartition(".")[2] for sender in senders}
     allowed = {"launcher/host/handle.py", "odyssey_cli/jobs/stop.py", "odyssey/protocol/link.py", "odyssey_cli/jobs/find.py"}
     found = {
         path.relative_to(ROOT).as_posix()
         for package in MAY_IMPORT
         for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in senders
+        for node in nodes_of(path)
+        if isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node) in senders
     }
 
     assert found == allowed
@@ -240,7 +246,7 @@ def test_proc_is_read_in_one_file_on_each_side() -> None:
         path.relative_to(ROOT).as_posix()
         for package in MAY_IMPORT
         for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("/proc")
     }
 

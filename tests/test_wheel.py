@@ -241,12 +241,18 @@ def test_a_cluster_is_rehearsed_and_its_log_replayed_from_inside_such_a_project(
     assert replayed.stdout.startswith("trace  exponential: ")
 
 
-def test_hosts_are_checked_from_inside_such_a_project(python: Path, scene: Scene) -> None:
+def test_hosts_are_checked_before_a_job_from_inside_such_a_project(python: Path, scene: Scene) -> None:
     make_project(scene, 1)
-    here = {"PYTHONPATH": ".", **cache_of(scene)}
-    odyssey = [str(python), "-m", "odyssey_cli"]
-    checked = scene.start_command([*odyssey, "check"], env=here).succeed()
-    assert "1 host: all good" in checked.stdout
-    run = scene.start_command([*odyssey, "run", "--check", "train.py"], env=here)
+    command = [str(python), "-m", "odyssey_cli", "run", "--check", "train.py"]
+    run = scene.start_command(command, env={"PYTHONPATH": ".", **cache_of(scene)})
     assert_each_has_its_own(scene, run, 1)
     assert "check: 1 host: all good" in run.stderr
+
+
+@pytest.mark.soak
+def test_hosts_are_checked_by_themselves_from_inside_such_a_project(python: Path, scene: Scene) -> None:
+    """By the same process for each host, and that of an agent."""
+    make_project(scene, 1)
+    command = [str(python), "-m", "odyssey_cli", "check"]
+    checked = scene.start_command(command, env={"PYTHONPATH": ".", **cache_of(scene)}).succeed()
+    assert "1 host: all good" in checked.stdout

@@ -83,7 +83,7 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
     move_byte_s = _pass_state(order.chain, place, groups, model.device)
     alone_s = _alone_s(order.chain, stage, copies, inputs, job_spec, groups)
     uncut = _uncut(stage, copies, inputs, value if is_last else None, job_spec)
-    timings = _timings(stage, copies, inputs, job_spec)
+    timings = _timings(stage, copies, inputs, job_spec, N_REPEATS)
     costs = tuple(timing.with_approximate(timing.cost(), order.low_rank, job_spec) for timing in timings)
     slowdown = None
     if len(order.chain) > 1:
@@ -147,7 +147,7 @@ def _arrived(message: Any, device: torch.device) -> Any:
 # -- layers ---------------------------------------------------------------------------------------------------------------
 
 
-def _timings(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec, n_repeats: int = N_REPEATS) -> list[_Timings]:
+def _timings(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec, n_repeats: int) -> list[_Timings]:
     """What each layer of the stage takes. Rounds go through all layers forward and back, as a step does: a layer that was
     measured over and over by itself would find its weights in the cache each time."""
     timings = [

@@ -11,7 +11,7 @@ from odyssey.errors import JobError
 from odyssey.model.packing import digest
 from odyssey.runtime import draws
 from odyssey.runtime.data import Collate
-from odyssey.runtime.snapshots import Snapshot
+from odyssey.runtime.snapshots import MAX_STATE_BYTES, Snapshot
 from odyssey.runtime.streams import Order, Split, Splits, Stream
 
 
@@ -63,6 +63,8 @@ def _with_state(split: Split, stream: Stream, n: int, generators: draws.Generato
         snapshot = split.taken()
         if snapshot is None:
             return stream
+        if not snapshot.state:
+            return stream._replace(why_no_state=f"its state_dict() is larger than {MAX_STATE_BYTES:,} bytes")
         other = Split(stream, 0, _drop)
         other.go_on_from(snapshot)
         is_same = digest(samples_of(other)) == digest(samples_of(split))

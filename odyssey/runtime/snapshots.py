@@ -18,10 +18,15 @@ from odyssey.runtime.groups import Groups
 
 EVERY = 4
 """Steps. An exchange takes two small reductions."""
+MAX_STATE_BYTES = 1 << 20
+"""Of a split. What is larger, as it has samples in it, is not exchanged: ranks would spend their time on it."""
 
 
 class Snapshot(NamedTuple):
-    """The state of a split, pickled, when `n_read` samples of it had been read in all; `epoch`: the one that was under way."""
+    """The state of a split, pickled, when `n_read` samples of it had been read in all; empty where it was too large.
+
+    `epoch`: the one that was under way.
+    """
 
     n_read: int
     epoch: int
@@ -110,7 +115,7 @@ class Snapshots:
     def take(self) -> None:
         """The step of the exchange is final."""
         if self._exchanged:
-            self.shared |= self._exchanged
+            self.shared |= {split: snapshot for split, snapshot in self._exchanged.items() if snapshot.state}
             for key in [key for key in self._told if key[1] <= self._exchanged_at]:
                 del self._told[key]
             self._exchanged = {}

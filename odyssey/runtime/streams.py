@@ -23,7 +23,7 @@ from torch.utils.data._utils import worker as torch_worker
 from odyssey.errors import JobError
 from odyssey.runtime import draws
 from odyssey.runtime.data import Collate, layer_seed
-from odyssey.runtime.snapshots import Snapshot, Snapshots, is_due, iterator_from, state_of
+from odyssey.runtime.snapshots import MAX_STATE_BYTES, Snapshot, Snapshots, is_due, iterator_from, state_of
 
 READ_AT_A_TIME_S = 0.5
 """Then a worker process looks whether what it reads is still wanted: what comes before the first sample may be long."""
@@ -177,7 +177,9 @@ class Split:
         """What the data set tells of where it is now; None if it has no state."""
         with as_worker(self._info):
             state = state_of(self._data, self._samples)
-        return None if state is None else Snapshot(self._n_read, self._epoch, state)
+        if state is None:
+            return None
+        return Snapshot(self._n_read, self._epoch, state if len(state) <= MAX_STATE_BYTES else b"")
 
     def go_on_from(self, snapshot: Snapshot) -> None:
         """Read what follows upon it next."""

@@ -57,7 +57,7 @@ class Cluster:
     def own_processors(self) -> Path:
         """A profile for jobs that are to take hosts in: else the price has to say so, and a busy machine's may not."""
         path = self.folder / "profile.json"
-        profiles.write(profile_of_own_processors(self.folder), path)
+        profiles.write(profile_of_own_processors(), path)
         return path
 
     def train(self, **options: object) -> None:

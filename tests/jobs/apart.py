@@ -16,6 +16,7 @@ import torch
 
 import odyssey
 from tests import models
+from tests.jobs.brief import measure_briefly
 from tests.jobs.train import make_optimizer, make_scheduler
 
 N_STEPS = 8
@@ -26,6 +27,7 @@ class Passing(Exception):
 
 
 def main() -> None:
+    measure_briefly()
     kinds, path = [*sys.argv[1:3], *sys.argv[4:]], Path(sys.argv[3])
     built = []
 

@@ -13,10 +13,12 @@ import torch
 
 import odyssey
 from tests import models
+from tests.jobs.brief import measure_briefly
 from tests.jobs.train import make_optimizer, make_scheduler
 
 
 def main() -> None:
+    measure_briefly()
     options = parse_arguments()
     job = odyssey.Job(
         layers=partial(models.build_layers, options.model, n_blocks=4, dropout=0.1, dtype=torch.float64),

@@ -16,6 +16,7 @@ import torch
 
 from odyssey.runtime.control import COMMIT
 from odyssey.runtime.session import Session
+from tests.jobs.brief import measure_briefly
 from tests.jobs.resumed import make_job
 
 
@@ -32,6 +33,7 @@ def stay_behind(rank: int) -> None:
 
 
 def main() -> None:
+    measure_briefly()
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("steps", type=int)

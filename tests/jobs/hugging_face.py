@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import odyssey
 from tests import models
+from tests.jobs.brief import measure_briefly
 from tests.jobs.resumed import write
 from tests.jobs.train import make_optimizer
 
@@ -42,6 +43,7 @@ def llama(tied: bool = False) -> nn.Module:
 
 
 def main(out: Path) -> None:
+    measure_briefly()
     job = odyssey.Job(lambda: odyssey.layers_of(llama()), models.token_loss, make_optimizer, PaddedData(), **GIVEN)
     losses = {}
     for step in job.steps(N_STEPS):

@@ -189,7 +189,9 @@ def main() -> None:
         disturb(net, its_optimizer, at)
 
     import odyssey
+    from tests.jobs.brief import measure_briefly
 
+    measure_briefly()
     run = odyssey.resilient(
         net,
         its_optimizer,

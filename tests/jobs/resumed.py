@@ -21,6 +21,7 @@ import torch
 import odyssey
 from odyssey.errors import JobError
 from tests import models
+from tests.jobs.brief import measure_briefly
 from tests.jobs.train import make_optimizer, make_scheduler
 from tests.streams import KINDS, Stream
 
@@ -43,6 +44,7 @@ def make_job(resume: Path | None, stream: str = "", num_workers: int = 0) -> ody
 
 
 def main() -> None:
+    measure_briefly()
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("steps", type=int)

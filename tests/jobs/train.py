@@ -28,6 +28,7 @@ from odyssey.runtime import layers as of_job
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from tests import models
+from tests.jobs.brief import measure_briefly
 from tests.streams import KINDS, Stream
 
 PR_SET_DUMPABLE = 4
@@ -38,6 +39,7 @@ N_EVALUATED = 23
 
 def main() -> None:
     options = parse_arguments()
+    measure_briefly()
     if options.bucket_bytes:
         buckets.BUCKET_BYTES = options.bucket_bytes
     needs.BRANCH = options.branch

@@ -14,6 +14,7 @@ import torch
 
 import odyssey
 from tests import models
+from tests.jobs.brief import measure_briefly
 from tests.jobs.train import make_optimizer, make_scheduler
 
 
@@ -31,6 +32,7 @@ def make_job(variant: str) -> odyssey.Job:
 
 
 def main() -> None:
+    measure_briefly()
     out = Path(sys.argv[1])
     first = None
     for variant in ("gpt", "mlp", "tied"):

@@ -14,7 +14,6 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests import ROOT
 from tests.launchers import ODYSSEY_RUN, OURS, PATIENCE_S, Run, Scene, scene
 
 __all__ = ["scene"]
@@ -217,7 +216,7 @@ def test_what_comes_when_all_has_ended_changes_no_exit_code(scene: Scene) -> Non
 
 
 def job_env() -> dict[str, str]:
-    return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": "cache"}
+    return {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": "cache"}
 
 
 # -- several agents ------------------------------------------------------------------------------------------------------

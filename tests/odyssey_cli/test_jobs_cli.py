@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class Launched:
         command = [
             sys.executable,
             "-m",
-            "odyssey_cli.__main__",
+            "odyssey_cli",
             "run",
             "--nproc-per-node",
             "2",
@@ -86,14 +87,14 @@ class Launched:
         self._writer = os.open(self.fifo, os.O_RDWR)  # so that no reader meets an end of file
         while not (folders := [f for f in registry.folders() if f.parent == self.fifo.parent / "logs"]):
             assert self.process.poll() is None
-            os.sched_yield()
+            time.sleep(0.01)
         while True:
             bodies = [event.body for event in reader.read(folders[0]).events]
             pids = [body.pid for body in bodies if isinstance(body, RankStarted)]
             if len(pids) == 2 and all(_reads(pid, self.fifo) for pid in pids):
                 return folders[0]
             assert self.process.poll() is None
-            os.sched_yield()
+            time.sleep(0.01)
 
     def let_go(self) -> None:
         assert self._writer is not None

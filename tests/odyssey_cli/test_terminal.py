@@ -11,8 +11,6 @@ import sys
 import termios
 from pathlib import Path
 
-from tests import ROOT
-
 SCRIPT = """
 import odyssey
 import os, sys
@@ -37,7 +35,7 @@ def run_in_terminal(folder: Path, *argv: str, script: str = SCRIPT) -> tuple[int
         stdout=slave,
         stderr=slave,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
+        env={**os.environ, "TERM": "xterm-256color"},
     )
     os.close(slave)
     said = b""

@@ -349,7 +349,7 @@ def test_odyssey_plan_and_the_replay_tell_it(
 def test_a_real_job_goes_on_without_the_strategy_that_fails(tmp_path: Path) -> None:
     """Planned ahead or not: the whole program, with one file more."""
     for package in ("odyssey", "odyssey_cli", "launcher", "perfmodel", "strategies", "configs"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, tmp_path / package)
     (tmp_path / "strategies" / "toy.py").write_text(faulty("return 1 / 0"))
     drills = [word for step, rank in ((4, 2), (60, 3)) for word in ("--drill", f"step={step} kill={rank}")]
     arguments = ["--nodes", "4", "--layout", "4x1", "--log-dir", "logs", *drills, TRAIN, "--pause", "0.05", "--steps", "64"]

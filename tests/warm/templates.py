@@ -30,6 +30,7 @@ from tests.warm.start import IMPORTS, PROGRAMS, Start, become, receive
 
 def run(numbers: list[int], at_start: Collection[str]) -> None:
     """The whole process; in what it becomes a fork of, to the end of that."""
+    gc.disable()  # what imports leave is not worth the many looks at it
     setproctitle.getproctitle()
     server.hold_signals()
     ending.ends_at_once()
@@ -44,6 +45,7 @@ def run(numbers: list[int], at_start: Collection[str]) -> None:
     importlib.import_module("strategies.search").warm_up()
     gc.collect()
     gc.freeze()
+    gc.enable()
     sock = socket.socket(fileno=number)
     sock.sendall(b"!")
     argv = _fork(sock, numbers.index(number))

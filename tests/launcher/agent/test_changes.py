@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from launcher.joblog.events import Draining, GenerationStarted, PlanChosen, RankLost
+from launcher.joblog.events import Draining, Event, GenerationStarted, PlanChosen, RankLost
 from launcher.options import RunOptions
 from strategies.situation import Aim, Protect
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
+from tests.held import Held
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
+Watch = Callable[[Event, Ran], None] | None
 
 
-def run(tmp_path: Path, n_steps: int, drills: tuple[str, ...], layout: str = "2x2", n_nodes: int = 4, **more) -> Ran:
+def run(tmp_path: Path, n_steps: int, drills: tuple[str, ...], *also: str, on_event: Watch = None, **more: object) -> Ran:
     arguments = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(n_steps))
-    arguments += ("--pause", "0.05", "--out", str(tmp_path / "out.pt"))
-    options = {"n_nodes": n_nodes, "layout": layout, "drills": drills, "max_restarts": 9, "capture_output": True}
-    return Ran(RunOptions(TRAIN, arguments, log_dir=tmp_path / "logs", **(options | more)))
+    arguments += ("--pause", "0.05", "--out", str(tmp_path / "out.pt"), *also)
+    options = {"n_nodes": 4, "layout": "2x2", "drills": drills, "max_restarts": 9, "capture_output": True}
+    return Ran(RunOptions(TRAIN, arguments, log_dir=tmp_path / "logs", **(options | more)), on_event)
 
 
 def assert_exact(ran: Ran, tmp_path: Path, n_steps: int) -> None:
@@ -34,8 +37,18 @@ def assert_exact(ran: Ran, tmp_path: Path, n_steps: int) -> None:
 
 
 def test_a_rank_that_was_lost_comes_back_and_has_work_again(tmp_path: Path) -> None:
-    ran = run(tmp_path, 80, ("step=4 kill=2",))
-    assert_exact(ran, tmp_path, 80)
+    """Behind a later step all wait until it is there."""
+    held = Held(tmp_path / "held", 16)
+
+    def watch(event: Event, ran: Ran) -> None:
+        if isinstance(event.body, Draining):
+            held.release()
+
+    try:
+        ran = run(tmp_path, 20, ("step=4 kill=2",), *held.arguments, on_event=watch)
+    finally:
+        held.release()
+    assert_exact(ran, tmp_path, 20)
     assert [body.rank for body in ran.all(RankLost)] == [2]
     (draining,) = ran.all(Draining)
     assert draining.joined == (2,)

@@ -56,8 +56,8 @@ Act = Callable[[Event, Ran], None]
 
 
 @pytest.fixture(scope="module")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    return profile_of_own_processors(tmp_path_factory.mktemp("profile"))
+def profile() -> Profile:
+    return profile_of_own_processors()
 
 
 def on(profile: Profile, cores: int | None) -> Profile:

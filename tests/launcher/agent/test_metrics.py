@@ -68,7 +68,7 @@ def test_a_rank_that_is_lost_in_an_evaluation_changes_nothing(
 
 def test_a_rank_that_comes_back_from_an_evaluation_is_told_of_the_step_that_it_missed(tmp_path: Path) -> None:
     """The others stand still behind the evaluation until it is to be taken in, which is a step later."""
-    profiles.write(profile_of_own_processors(tmp_path / "measured"), tmp_path / "profile.json")
+    profiles.write(profile_of_own_processors(), tmp_path / "profile.json")
     held = Held(tmp_path / "held", 2)
 
     def watch(event: Event, ran: Ran) -> None:

@@ -22,8 +22,15 @@ def plans(ran: Ran) -> list[Plan]:
     return [chosen.plan for chosen in ran.all(PlanChosen)]
 
 
-@pytest.mark.parametrize("model", ["gpt", "tied", "frozen"])
-@pytest.mark.parametrize(("lost", "op"), [(0, "0B3"), (1, "1F1"), (2, "2B7")])
+LOSSES = [(0, "0B3"), (1, "1F1"), (2, "2B7")]
+MODELS = ["gpt", "tied", "frozen"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "op", "model"),
+    [(*loss, model) for loss, model in zip(LOSSES, MODELS, strict=True)]
+    + [pytest.param(*loss, model, marks=pytest.mark.soak) for loss in LOSSES for model in MODELS if model != MODELS[loss[0]]],
+)
 def test_any_rank_of_a_single_pipeline_may_be_lost(lost: int, op: str, model: str, tmp_path: Path) -> None:
     ran, _ = run(tmp_path, "1x3", f"{lost} 3 {op} die", model=model, n_nodes=3, strategy="redundant", aim=STATE)
     first, second = plans(ran)

@@ -34,9 +34,10 @@ WAYS += [f"{kind}{workers}" for kind in STATED for workers in ("", "+2") if f"{k
 """What is read, and by how many worker processes."""
 
 
-def some(n: int) -> list[Any]:
-    """All of them in the soak, and the first `n` also in `make test`."""
-    return [pytest.param(way, marks=() if i < n else pytest.mark.soak) for i, way in enumerate(WAYS)]
+def quick(*ways: str) -> list[Any]:
+    """All of them in the soak, and these also in `make test`. Worker processes, which take most, are there at a loss, a return
+    and a resumption, of a script's own model or of one in layers."""
+    return [pytest.param(way, marks=() if way in ways else pytest.mark.soak) for way in WAYS]
 
 
 # -- a script's own model -------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def test_survivors_read_on_from_where_the_lost_rank_was(way: str, tmp_path: Path
     assert all(len(its) == 1 for split, its in ranks.items() if split > 0)
 
 
-@pytest.mark.parametrize("way", some(2))
+@pytest.mark.parametrize("way", quick("divided+2", "drawn"))
 def test_who_comes_back_reads_what_the_others_would_have(way: str, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     assert Ran(resilient.options(tmp_path, "plain", log_dir=tmp_path / "measured", write_profile=path)).code == 0
@@ -89,7 +90,7 @@ def test_who_comes_back_reads_what_the_others_would_have(way: str, tmp_path: Pat
     assert len(ran.all(GenerationStarted)) == 3
 
 
-@pytest.mark.parametrize("way", some(1))
+@pytest.mark.parametrize("way", quick("drawn"))
 def test_a_later_run_of_fewer_ranks_reads_on_from_what_was_saved(way: str, tmp_path: Path) -> None:
     assert Ran(resilient.options(tmp_path, f"saved+{way}")).code == 0
     ran = Ran(resilient.options(tmp_path, f"saved+{way}", log_dir=tmp_path / "second", n_ranks_per_node=2))
@@ -123,17 +124,17 @@ def assert_exact(ran: Ran, tmp_path: Path, way: str, n_steps: int = exactness.N_
     assert all(abs(losses[step] - loss) < exactness.TOLERANCE for step, loss in result["losses"].items())
 
 
-@pytest.mark.parametrize("way", some(3))
+@pytest.mark.parametrize("way", quick("divided+2", "drawn", "whole"))
 def test_a_job_in_pipelines_reads_on_for_who_is_lost_within_a_step(way: str, tmp_path: Path) -> None:
     ran = Ran(options(tmp_path, way, "--die", "2", "3"))
     assert_exact(ran, tmp_path, way)
     assert len(ran.all(GenerationStarted)) == 2
 
 
-@pytest.mark.parametrize("way", some(1))
+@pytest.mark.parametrize("way", quick("drawn"))
 def test_a_rank_of_a_pipeline_comes_back_and_reads_on(way: str, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
-    profiles.write(profile_of_own_processors(tmp_path), profile)
+    profiles.write(profile_of_own_processors(), profile)
     held = Held(tmp_path / "held", 4)
 
     def watch(event: Event, ran: Ran) -> None:
@@ -149,7 +150,7 @@ def test_a_rank_of_a_pipeline_comes_back_and_reads_on(way: str, tmp_path: Path) 
     assert ran.all(Draining), "it came back, and may have been killed again"
 
 
-@pytest.mark.parametrize("way", some(2))
+@pytest.mark.parametrize("way", quick("divided+2"))
 def test_a_job_goes_on_from_what_another_number_of_ranks_has_saved(way: str, tmp_path: Path) -> None:
     kind, num_workers = [*way.split("+"), "0"][:2]
 

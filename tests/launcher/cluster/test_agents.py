@@ -226,18 +226,18 @@ def test_after_the_loss_of_the_leading_agent_others_find_the_one_that_leads(star
     late.until(lambda line: "the job has all its 3 agents; this agent waits" in line)
 
 
-N_STEPS = 120
+N_STEPS = 60
 
 
 def a_chain_of_two_agents(start: Callable[..., Agent], tmp_path: Path) -> tuple[Agent, Agent]:
-    """Each has half of the model alone, and 20 steps are done."""
+    """Each has half of the model alone, and ten steps are done."""
     steps = ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS)]
     steps += ["--pause", "0.05", "--out", str(tmp_path / "out.pt")]
     given = {"script": TRAIN, "nproc_per_node": 2, "layout": "1x4", "protect": "none"}
     first = start(*steps, **given)
     first.until(lambda line: "leading at" in line)
     second = start(*steps, **given)
-    first.until(lambda line: line.startswith("step 20 "))
+    first.until(lambda line: line.startswith("step 10 "))
     return first, second
 
 

@@ -28,7 +28,7 @@ def play(seeds: range) -> Counter[str]:
     return met
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", [0, 50, *(pytest.param(n, marks=pytest.mark.soak) for n in (100, 150))])
 def test_agents_agree_whatever_the_network_does_and_go_on_when_it_stops(first: int) -> None:
     met = play(range(first, first + 50))
 

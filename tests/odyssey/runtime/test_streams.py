@@ -137,7 +137,14 @@ class Cannot(Forgets):
         raise NotImplementedError("not of this kind")
 
 
-@pytest.mark.parametrize(("kind", "why"), [(Forgets, "other samples follow upon"), (Cannot, "not of this kind")])
+class Large(Forgets):
+    def state_dict(self) -> dict[str, Any]:
+        return {"buffer": bytes(2 << 20)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Large, "larger than"), (Forgets, "other samples follow upon"), (Cannot, "not of this kind")]
+)
 def test_a_state_of_no_use_is_not_used_and_who_reads_long_is_told(
     kind: type[Forgets], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +155,28 @@ def test_a_state_of_no_use_is_not_used_and_who_reads_long_is_told(
     assert data.get(3, WHOLE[0])[0].tolist() == expected("whole", 3, WHOLE[0])
     assert why in capsys.readouterr().err
     data.close()
+
+
+def test_a_state_that_grows_too_large_leaves_the_one_before() -> None:
+    class Grows(streams.Stated):
+        def state_dict(self) -> dict[str, Any]:
+            return {"numbers": list(self.reading.numbers), "buffer": [], "more": bytes(self.epoch * (2 << 20))}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.given = state
+
+    data = prefetcher(Grows(Pairs(), "divided stated"))
+    assert data.snapshots is not None
+    for step in range(1, 14):
+        data.want(step, WHOLE)
+        for positions in WHOLE:
+            data.get(step, positions)
+        if is_due(step):
+            data.snapshots.exchange(step, WHOLE, ALONE)
+            data.snapshots.take()
+    data.close()
+    assert data.snapshots.shared[3].n_read == 16, "the last one in the first epoch of its split"
+    assert 0 not in data.snapshots.shared, "its first epoch was over in the second step"
 
 
 def test_a_snapshot_of_data_that_were_divided_otherwise_is_not_used() -> None:

@@ -28,9 +28,20 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def forks() -> Iterator[Forks]:
-    """The one that is to become the store waits already."""
+    """Of a zygote that began as in any test."""
+    yield from forks_of(Forks())
+
+
+@pytest.fixture
+def cold_forks() -> Iterator[Forks]:
+    """Of one that began as those of users do."""
     with popen.cold():
         made = Forks()
+    yield from forks_of(made)
+
+
+def forks_of(made: Forks) -> Iterator[Forks]:
+    """The one that is to become the store waits already."""
     made.others = {its.pid for its in psutil.Process().children()}
     made.others |= {its.pid for its in have_ahead(made, 0, also=1)}
     yield made
@@ -52,7 +63,8 @@ def have_ahead(forks: Forks, n: int, *, also: int = 0) -> list[psutil.Process]:
     return found
 
 
-def test_a_fork_ahead_behaves_as_python_does(forks: Forks, tmp_path: Path) -> None:
+def test_a_fork_ahead_behaves_as_python_does(cold_forks: Forks, tmp_path: Path) -> None:
+    forks = cold_forks
     (tmp_path / "app.py").write_text(PROBE)
     expected = as_python("app.py", "x", cwd=tmp_path)
     before = {its.pid for its in have_ahead(forks, 2)}
@@ -101,10 +113,10 @@ print(libc.mallinfo2().hblks - before)
 
 
 @pytest.mark.skipif(tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="Linux has the advice from 5.14 on")
-def test_the_memory_that_a_rank_allocates_first_is_its_own_before_it_begins(forks: Forks, tmp_path: Path) -> None:
+def test_the_memory_that_a_rank_allocates_first_is_its_own_before_it_begins(cold_forks: Forks, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(ALLOCATES)
-    have_ahead(forks, 1)
-    assert forks.run("app.py", cwd=tmp_path)[:3] == (0, b"True\n", b"")
+    have_ahead(cold_forks, 1)
+    assert cold_forks.run("app.py", cwd=tmp_path)[:3] == (0, b"True\n", b"")
 
 
 def test_there_are_no_more_than_asked_for(forks: Forks, tmp_path: Path) -> None:
@@ -116,11 +128,11 @@ def test_there_are_no_more_than_asked_for(forks: Forks, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc tells what it has given out from 2.33 on")
-def test_what_is_large_is_given_back_as_in_any_process(forks: Forks, tmp_path: Path) -> None:
+def test_what_is_large_is_given_back_as_in_any_process(cold_forks: Forks, tmp_path: Path) -> None:
     """The kernel gave it pages of its own: all blocks but the one that the memory made ready has room for."""
     (tmp_path / "app.py").write_text(ALLOCATES_MORE)
-    have_ahead(forks, 1)
-    assert forks.run("app.py", cwd=tmp_path)[:3] == (0, b"2\n", b"")
+    have_ahead(cold_forks, 1)
+    assert cold_forks.run("app.py", cwd=tmp_path)[:3] == (0, b"2\n", b"")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)

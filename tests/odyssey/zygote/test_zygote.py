@@ -152,8 +152,19 @@ print(type(pickle.loads(pickle.dumps(Mine()))) is Mine, Mine.__module__, inner._
 print(hasattr(sys, "last_value"), hasattr(sys, "ps1"), os.path.exists(sys.path[0] or "."), type(sys.meta_path[0]).__name__)
 atexit.register(lambda: print("bye"))
 """
+NAMES = r"""
+import pickle, sys
+class Mine: pass
+print(__name__, globals().get("__file__"), __package__, __doc__, type(__loader__).__name__)
+print(__spec__ and (__spec__.name, __spec__.origin, __spec__.parent), globals().get("__cached__"))
+print(sys.modules["__main__"].__dict__ is globals(), sorted(globals()))
+print(sys.argv, sys.orig_argv, sys.path, sys.flags, sys.executable, sys.prefix, sys.warnoptions, sys._xoptions)
+print(type(pickle.loads(pickle.dumps(Mine()))) is Mine, Mine.__module__)
+"""
+"""What depends on how a script is run, of all that is looked at by `PROBE`."""
 SAME = {
     "probe": PROBE,
+    "names": NAMES,
     "exception": """
 import sys, atexit
 atexit.register(lambda: print(type(sys.last_value)))
@@ -204,8 +215,8 @@ if __name__ == "__main__":
     ("name", "kind"),
     [(name, "file") for name in SAME]
     + [(name, kind) for name in ("exception", "syntax", "exit_text") for kind in KINDS[1:]]
-    + [("probe", kind) for kind in ("zip", "module", "path")]
-    + [pytest.param("probe", kind, marks=pytest.mark.soak) for kind in ("directory", "package")]
+    + [("names", kind) for kind in KINDS[1:]]
+    + [pytest.param("probe", kind, marks=pytest.mark.soak) for kind in KINDS[1:]]
     + [("processes", "module"), ("processes", "package")],
 )
 def test_a_fork_behaves_as_python_does(name: str, kind: str, forks: Forks, tmp_path: Path) -> None:
