@@ -23,6 +23,7 @@ from benchmarks.kept import Kept
 from benchmarks.report import Cell
 from benchmarks.run import run
 from odyssey.plan.estimate import Transition
+from odyssey.plan.form import form_of
 
 N_STEPS = 16
 """Of each generation: enough for a median."""
@@ -171,7 +172,7 @@ def samples_of(model: str, n_ranks: int, generations: Sequence[joblog.Generation
                 model=model,
                 n_ranks=n_ranks,
                 strategy=plan.strategy,
-                plan=plan.form(),
+                plan=form_of(plan),
                 predicted_step_s=plan.estimate.step_s,
                 measured_step_s=measured,
                 predicted_transition_s=None if total_s is None else _from_notice_s(plan.estimate.transition),

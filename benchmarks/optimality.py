@@ -23,9 +23,11 @@ from benchmarks.kept import Kept
 from benchmarks.plan_cases import SEED, Judge, Ranges, found_by_search, large_job, plan_of, small_job, worth
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
+from odyssey.plan.form import layout_of
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction
 from perfmodel.profile.profile import Profile
+from perfmodel.step.all_reduce import all_reduce_s
 from perfmodel.step.costs import Costs
 from strategies.building.compose import n_micro_batches_of
 from strategies.search import warm_up
@@ -114,7 +116,7 @@ class Everything:
                     continue
                 for ranges, hosts in product(self._all_splits(lengths), self._all_hosts(lengths)):
                     on = Counter(row[0] for row in hosts)
-                    reduced_s = costs.all_reduce_s(len(on), max(on.values()), profile.layers[0].gradient_bytes)
+                    reduced_s = all_reduce_s(costs.profile.cluster, len(on), max(on.values()), profile.layers[0].gradient_bytes)
                     for share in shares(profile.global_batch, len(lengths)):
                         slowest_s = max(map(self._alone_s, ranges, hosts, share))
                         yield profile.global_batch / (slowest_s + reduced_s), ranges, hosts, share
@@ -275,7 +277,7 @@ def row_of(
         "workers": len(situation.alive),
         "layers": len(situation.profile.layers),
         "after": "start" if situation.plan is None else f"{len(situation.lost)} lost",
-        "found": "-" if found is None else found.layout(),
+        "found": "-" if found is None else layout_of(found),
         "best": layout,
         "priced": n_priced,
         "ratio": its / most if most > 0 else 1.0,
@@ -293,7 +295,7 @@ def measure_small(kind: str, number: int) -> dict[str, Cell] | None:
         return None
     found = found_by_search(situation)
     its = 0.0 if found is None else worth(situation, found)
-    return row_of(kind, number, situation, found, its, most, everything.n_priced, plan.layout())
+    return row_of(kind, number, situation, found, its, most, everything.n_priced, layout_of(plan))
 
 
 def measure_large(number: int) -> dict[str, Cell] | None:

@@ -24,6 +24,7 @@ from benchmarks import joblog, report, trial
 from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
+from odyssey.plan.form import form_of
 from odyssey.plan.moves import Keep, keep_runs
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import LayerWork, Plan, Schedule, StateFrom, Work
@@ -133,7 +134,7 @@ def measure_odyssey(plan: Plan, arguments: Sequence[str]) -> float:
             marks, log = job.marks(), job.events()
         ran = joblog.generations(log)[0].plan
         if (ran.blocks, ran.schedule, ran.keep_runs) != (plan.blocks, plan.schedule, plan.keep_runs):
-            raise trial.TrialError(f"the job ran {ran.form()} and not the plan that it was given, {plan.form()}")
+            raise trial.TrialError(f"the job ran {form_of(ran)} and not the plan that it was given, {form_of(plan)}")
         return trial.step_s(marks, N_WARM_UP)
 
 

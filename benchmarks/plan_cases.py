@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from odyssey.plan.estimate import Transition
 from odyssey.plan.pipelines import Stage
-from odyssey.plan.plan import Plan, Schedule
+from odyssey.plan.plan import Plan, Schedule, under
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from perfmodel.step.costs import has_halves
 from perfmodel.step.work import work_of
@@ -163,7 +163,7 @@ class Judge:
         if plan.micro_batch > 1 and (in_samples := cut(plan, self._situation.costs)) is not None:
             forms.append(in_samples)
         if self._work is not None:
-            forms += [form.under(Schedule("split", None, self._work)) for form in forms]
+            forms += [under(form, Schedule("split", None, self._work)) for form in forms]
         return max(map(self.of, forms))
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from benchmarks.published_life import PublishedLife, Response, System
 from odyssey.errors import StateLost
+from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, Worker, numbers_from
 from odyssey_cli.replay.outcome import Result
@@ -41,7 +42,7 @@ class _Restarting:
         if plan is None:
             return Response("waits for nodes", None, 0.0, 0, self._used)
         n_ranks = len(there) * self._setup.ranks_per_node
-        return Response(plan.layout(), step_s(plan), self._terms.restart_of(n_ranks), len(plan.workers), there)
+        return Response(layout_of(plan), step_s(plan), self._terms.restart_of(n_ranks), len(plan.workers), there)
 
     def _layout(self, there: frozenset[int]) -> Plan | None:
         return self._starts.on(len(there))
@@ -93,7 +94,7 @@ class Oobleck(_Restarting):
         self._used -= nodes
         gone = {rank for node in nodes for rank in _ranks_of(node, self._setup)}
         left = {worker for worker, rank in self._ranks.items() if rank not in gone}
-        if any(left.isdisjoint(plan.holders(layer)) for layer in range(plan.n_layers)):
+        if any(left.isdisjoint(plan.holders[layer]) for layer in range(plan.n_layers)):
             return self._back_to_checkpoint(there)
         pipelines = [[s.worker for s in pipeline.stages if s.worker in left] for pipeline in plan.pipelines]
         pipelines.append([worker for worker in plan.idle if worker in left])
@@ -117,7 +118,7 @@ class Oobleck(_Restarting):
             return self._back_to_checkpoint(there)
         ranks = [*used, *others]
         self._plan, self._ranks = plan, dict(zip(numbers_from(Worker(0), len(ranks)), ranks, strict=True))
-        return Response(plan.layout(), step_s(plan), self._reconfigure_s(), len(used), self._used)
+        return Response(layout_of(plan), step_s(plan), self._reconfigure_s(), len(used), self._used)
 
     def _reconfigure_s(self) -> float:
         """A line through the 2 to 10 s of its artifact, from BERT to 6.7 B parameters (of two bytes)."""
@@ -179,7 +180,7 @@ class Recycle(_Restarting):
         if chosen is None or chosen.plan is None or chosen.estimate is None:
             return self._back_to_checkpoint(there)
         pause_s = chosen.estimate.transition.total_s
-        return Response(chosen.plan.layout(), chosen.estimate.step_s, pause_s, len(chosen.plan.workers), self._used)
+        return Response(layout_of(chosen.plan), chosen.estimate.step_s, pause_s, len(chosen.plan.workers), self._used)
 
     def _layout(self, there: frozenset[int]) -> Plan | None:
         self._plan = super()._layout(there)

@@ -300,7 +300,7 @@ def _ready(plan: Plan, rank: int, generation: int, position: tuple[int, int]) ->
     p, s = plan.place[rank]
     pipeline, contracts = plan.pipelines[p], tuple((g, "same") for g in plan.groups_of.get(rank, ()))
     is_last = s == len(pipeline.stages) - 1
-    samples = tuple((k, plan.n_samples(k)) for k in pipeline.micro_batches) if is_last else ()
+    samples = tuple((k, plan.samples.n_of(k)) for k in pipeline.micro_batches) if is_last else ()
     digests = tuple((layer, "digest") for layer in sorted(plan.holds[rank]))
     stream = "same" if s == 0 or is_last else None
     return Ready(

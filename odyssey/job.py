@@ -25,8 +25,9 @@ from torch import nn
 from odyssey import joining
 from odyssey.checkpoints import checkpoint, parts
 from odyssey.errors import JobError, NonFiniteLoss
+from odyssey.model.blueprint import LayerFactory
 from odyssey.model.given import Loss, Metric, OptimizerFactory, SchedulerFactory, Weight, check_autocast
-from odyssey.model.model import LayerFactory, Model
+from odyssey.model.model import Model
 from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
 from odyssey.model.whole import Whole
 from odyssey.plan.plan import Plan
@@ -232,7 +233,7 @@ class Job:
         It is the leader of the plan that the unit ran under. Where that one is lost in this very moment nobody speaks for
         the unit, and another rank for the next. What must not be missing belongs in `once`.
         """
-        return not self._session.replaying and self._session.leader == self.rank
+        return not self._session.replay.results and self._session.leader == self.rank
 
     @property
     def next_step(self) -> int:
@@ -254,8 +255,8 @@ class Job:
         Raises NonFiniteLoss, with the step not applied, if the loss is NaN or infinite.
         """
         try:
-            while self._session.replaying or self.next_step < n_steps:
-                replaying = self._session.replaying
+            while self._session.replay.results or self.next_step < n_steps:
+                replaying = self._session.replay.results
                 step = replaying[0].position[0] if replaying else self.next_step
                 result = self._session.run(self._training_step(step, n_steps))
                 loss, norm, _, *lr = result.values
@@ -265,7 +266,7 @@ class Job:
                     )
                 yield Step(step, loss, norm, self._batches.global_batch, lr[0] if lr else None, result.metrics)
         finally:
-            self._session.loop_ended()
+            self._model.replay.replaying()
 
     def _training_step(self, step: int, n_steps: int) -> Transaction[Engine]:
         n_samples = self._batches.global_batch
@@ -327,7 +328,7 @@ class Job:
     def _is_random(self, data: Dataset) -> bool:
         """Tell whether its samples draw random numbers. One is looked at, once for each data set, and none where that makes no
         difference: worker processes have generators of their own, and nothing is read of what others have done."""
-        if self._batches.num_workers or self._session.replaying:
+        if self._batches.num_workers or self._session.replay.results:
             return True
         if self._looked_at is None or self._looked_at[0] is not data:
             self._looked_at = data, draws_random_numbers(data, 0)
@@ -356,7 +357,7 @@ class Job:
         self._once("once_with_state", lambda: action(gathered), gather)
 
     def _once(self, kind: str, action: Callable[[], object], prepare: Callable[[Engine, Worker], None]) -> None:
-        once = Once(action, prepare, self._session.joined_step, self._session.outside)
+        once = Once(action, prepare, self._session.replay.joined_step, self._session.outside)
         self._session.run(Transaction(kind, once.body, lambda sums: (0.0,), lambda engine, values: None))
 
     # -- state --------------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ class Agent:
     def _has_taken_over(self) -> None:
         """All members have come, or have had the time to."""
         sink, coordination = self._local.sink, self._part.coordination
-        self._local.processes.hold(False)
+        self._local.processes.stillness.hold(False)
         put_off, self._put_off = self._put_off or [], None
         for happen in put_off:
             happen()

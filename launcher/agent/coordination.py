@@ -15,7 +15,7 @@ from launcher.coordinator.state import IN_FORCE, JobState, PlainState, State, St
 from launcher.joblog.events import AgentInfo, Event
 from launcher.options import RunOptions
 from odyssey.plan.estimate import Transition
-from odyssey.plan.worker import Rank, Worker, worker_of
+from odyssey.plan.worker import Rank, Worker, all_ranks_of, worker_of
 from odyssey.protocol.units import Result
 
 
@@ -142,7 +142,7 @@ class Coordination:
     def idle(self) -> list[Rank]:
         """Ranks for which the plan in force has no work."""
         plan = self.state.plan if isinstance(self.state, JobState) else None
-        return [] if plan is None else sorted(filter(self.state.world.ranks.is_member, plan.all_ranks_of(plan.idle)))
+        return [] if plan is None else sorted(filter(self.state.world.ranks.is_member, all_ranks_of(plan.idle)))
 
     @property
     def may_restart(self) -> bool:

@@ -88,7 +88,8 @@ class Executor:
             case SendOrder(rank=rank, order=order):
                 self._send(rank, order)
             case RenewStore():
-                self._local.processes.renew_store()
+                self._local.processes.orphans.end()  # what used the old one is gone, and what it started goes
+                self._local.processes.store.renew()
             case Spawn(rank=rank):
                 self._reconciliation.rank(rank)
                 self._cluster.starts(rank, self._coordination.state.world.ranks[rank].process)

@@ -76,7 +76,8 @@ class Following:
     def comes_to_lead(self) -> int:
         """Nobody leads this agent any more, and it serves the store. Answers who led it."""
         self._give_up()
-        self._local.processes.serve_store(self.here)
+        processes = self._local.processes
+        processes.environments.store = processes.store.serve_here(self.here)
         before, self._part.leader = self._part.leader, self._part.number
         return before
 
@@ -271,7 +272,7 @@ class Following:
         else:
             local.sink.say(f"the leading agent at {self._where} is heard: the ranks go on")
             self._held.close()
-        local.processes.hold(is_held)
+        local.processes.stillness.hold(is_held)
 
     def _is_forgotten(self) -> None:
         """The job goes on without the ranks here."""
@@ -291,7 +292,7 @@ class Following:
     def _forget(self, *, job_goes_on: bool = False) -> None:
         """All that this agent was in a job. `job_goes_on`: without it."""
         self._part.forget(job_goes_on)
-        self._local.processes.hold(False)
+        self._local.processes.stillness.hold(False)
         self._held.close()
         self._has_place = self.is_led = False
 
@@ -323,7 +324,7 @@ class Following:
             local.code = code
             self.search.end()
             self._part.close()
-            local.processes.hold(False)
+            local.processes.stillness.hold(False)
             if sent_to_all is not None:
                 local.end_ranks(sent_to_all)
             else:

@@ -119,12 +119,12 @@ class Replication:
         elif not does_it:
             sink.say("too few other agents are heard to go on: the ranks here stand still")
             self._hangs.stop()  # until something is expected of ranks again
-            self._local.processes.hold(True)
+            self._local.processes.stillness.hold(True)
             why = f"too few other agents were heard for {HOLD_DETECTS * detect_s:g} s, and those may go on without this one"
             self._held.begin(lambda: self._cut_off(why))
         elif self._held.is_on:
             self._held.close()
-            self._local.processes.hold(False)
+            self._local.processes.stillness.hold(False)
             sink.say("enough other agents are heard again: the ranks go on")
             sink.event(LeaderChanged(self._leader.us))
 

@@ -179,16 +179,16 @@ class Agreement:
                 self._leader = self._node.leader
                 if self._leader is not None and self._leader != self.me:
                     self.hearer.led_by(self._leader)
-            if (snapshot := self._node.take_snapshot()) is not None:
+            if (snapshot := self._node.log.take_snapshot()) is not None:
                 self.hearer.restore(snapshot[1])
-            entries = self._node.take_committed()
+            entries = self._node.log.take_committed()
             for index, entry in entries:
                 if isinstance(entry.content, bytes):
                     self.hearer.decided(entry.content)
                 elif isinstance(entry.content, Configuration) and entry.content.old is None:
                     self.hearer.vote(entry.content.new.voters)
                 if index % COMPACT_EVERY == 0:
-                    self._node.compact(index, self.hearer.snapshot())
+                    self._node.log.compact(index, self.hearer.snapshot())
             if self._node.is_in_charge != self._was_in_charge:
                 self._was_in_charge = self._node.is_in_charge
                 self.hearer.leads(self._was_in_charge)
@@ -203,8 +203,9 @@ class Agreement:
 
     def _send(self) -> int:
         """Say all that there is to say; answers how many messages that were."""
-        self._node.tell_commits()
-        messages = self._node.take_messages()
+        if self._node.leading is not None:
+            self._node.leading.tell_commits()
+        messages = self._node.outbox.take()
         for number, message in messages:
             self._mesh.send(number, message)
         return len(messages)

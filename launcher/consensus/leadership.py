@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.consensus.log import Log
 from launcher.consensus.membership import Configuration, Membership
-from launcher.consensus.messages import Appended, AppendEntries, Entry, InstallSnapshot, Message, Refused, TimeoutNow
+from launcher.consensus.messages import Appended, AppendEntries, Entry, InstallSnapshot, Outbox, Refused, TimeoutNow
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Progress:
 class Leadership:
     """`log`, `outbox`: of this agent; `election_s`: after how long others are taken for lost."""
 
-    def __init__(self, me: int, term: int, log: Log, outbox: list[tuple[int, Message]], election_s: float) -> None:
+    def __init__(self, me: int, term: int, log: Log, outbox: Outbox, election_s: float) -> None:
         self.is_over = False
         self._me = me
         self._term = term
@@ -139,7 +139,7 @@ class Leadership:
         """In words that no log refuses."""
         match = self._peers[to].match
         known = match if match >= self._log.base else 0
-        self._say(to, AppendEntries(self._term, known, self._log.term_of(known) or 0, (), self._log.commit))
+        self._outbox.say(to, AppendEntries(self._term, known, self._log.term_of(known) or 0, (), self._log.commit))
 
     def _send_entries(self, to: int, now: float) -> bool:
         """Unless there are none, or those of last time are still to be answered."""
@@ -148,11 +148,11 @@ class Leadership:
             return False
         if peer.next <= log.base:
             peer.sent = log.base
-            self._say(to, InstallSnapshot(self._term, log.base, log.base_term, log.base_configuration, log.snapshot))
+            self._outbox.say(to, InstallSnapshot(self._term, log.base, log.base_term, log.base_configuration, log.snapshot))
         else:
             entries, previous = log.batch(peer.next), peer.next - 1
             peer.sent = previous + len(entries)
-            self._say(to, AppendEntries(self._term, previous, log.term_of(previous) or 0, entries, log.commit))
+            self._outbox.say(to, AppendEntries(self._term, previous, log.term_of(previous) or 0, entries, log.commit))
         peer.resend_at = now + self._election_s
         return True
 
@@ -195,7 +195,4 @@ class Leadership:
         self.is_over = True
         self.send_heartbeats(now)
         best = max(sorted(self._log.configuration[1].voters), key=lambda voter: self._peers[voter].match)
-        self._say(best, TimeoutNow(self._term))
-
-    def _say(self, to: int, message: Message) -> None:
-        self._outbox.append((to, message))
+        self._outbox.say(best, TimeoutNow(self._term))

@@ -97,3 +97,19 @@ class TimeoutNow(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = RequestPreVote | PreVoted | RequestVote | Voted | AppendEntries | InstallSnapshot | Appended | Refused | TimeoutNow
+
+
+class Outbox:
+    """What an agent has to say, in this order."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[int, Message]] = []
+
+    def say(self, to: int, message: Message) -> None:
+        """Put it in."""
+        self._messages.append((to, message))
+
+    def take(self) -> list[tuple[int, Message]]:
+        """Take all out: to whom what is to be sent."""
+        messages, self._messages = self._messages, []
+        return messages

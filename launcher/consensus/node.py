@@ -22,9 +22,9 @@ from launcher.consensus.membership import NOBODY, Configuration, Membership
 from launcher.consensus.messages import (
     Appended,
     AppendEntries,
-    Entry,
     InstallSnapshot,
     Message,
+    Outbox,
     PreVoted,
     Refused,
     RequestPreVote,
@@ -55,8 +55,8 @@ class Role(Enum):
 
 
 class Node:
-    """The caller hands in what happens (`receive`, `tick`, `propose`, `change`, `compact`), and after each of them takes out
-    what is to be sent (`take_messages`) and what is decided (`take_snapshot`, then `take_committed`).
+    """The caller hands in what happens (`receive`, `tick`, `propose`, `change`), and after each of them takes out what is to be
+    sent (of `outbox`) and what is decided (of `log`: the snapshot first).
 
     `me`: the number of this agent, that no other one ever had; `heartbeat_s`: how often a leader is heard; `election_s`: after
     how long it is taken for lost. `wakes_at`: when `tick` is due.
@@ -75,9 +75,9 @@ class Node:
         self._elected: int | None = None  # who leads this term, or led it
         self._heard_at = now
         self._candidacy = Candidacy(random, heartbeat_s, election_s)
-        self._leading: Leadership | None = None
-        self._log = Log(Configuration(NOBODY))
-        self._outbox: list[tuple[int, Message]] = []
+        self.leading: Leadership | None = None
+        self.log = Log(Configuration(NOBODY))
+        self.outbox = Outbox()
 
     def begin(self, membership: Membership, leader: int, now: float) -> None:
         """The job begins, with these members and a leader whom all of them know: as after an election, in term 1.
@@ -86,7 +86,7 @@ class Node:
         """
         if self.term or not {self.me, leader} <= membership.voters:
             raise ValueError(f"agent {self.me} cannot begin in term {self.term} with {membership} and leader {leader}")
-        self.term, self._voted_for, self._log = 1, leader, Log(Configuration(membership))
+        self.term, self._voted_for, self.log = 1, leader, Log(Configuration(membership))
         if leader == self.me:
             self._lead(Configuration(membership), now)
         else:
@@ -102,34 +102,24 @@ class Node:
         return self._elected if self._role in (Role.FOLLOWER, Role.LEADER) else None
 
     @property
-    def has_quorum(self) -> bool:
-        """Leads a quorum, or hears who does."""
-        return self.leader is not None
-
-    @property
     def is_leading(self) -> bool:
         """Elected, and hears a quorum."""
-        return self._leading is not None
+        return self.leading is not None
 
     @property
     def is_in_charge(self) -> bool:
         """Leads, and knows all that was ever decided: whoever led before decides nothing more."""
-        return self._leading is not None and self._leading.is_in_charge
-
-    @property
-    def commit(self) -> int:
-        """Index up to which all is decided, as far as is known here."""
-        return self._log.commit
+        return self.leading is not None and self.leading.is_in_charge
 
     @property
     def configuration(self) -> Configuration:
         """The newest in the log, committed or not: it holds from there on."""
-        return self._log.configuration[1]
+        return self.log.configuration[1]
 
     # -- what the caller does --------------------------------------------------------------------------------------------
 
     def propose(self, payload: bytes, now: float) -> int:
-        """Append an entry; its index. It is decided when it comes out of `take_committed`.
+        """Append an entry; its index. It is decided when it comes out of the log.
 
         If this agent ceases to lead before, the next leader commits it, or another one in its place. Raises NotLeading.
         """
@@ -141,7 +131,7 @@ class Node:
         """Make these the members, when no other change is under way, a quorum of them answers, and those that join have what
         the log holds now: until then they are learners, which get the log and do not count.
 
-        It is done when a configuration of them alone comes out of `take_committed`. Of changes that wait only the last is
+        It is done when a configuration of them alone comes out of the log. Of changes that wait only the last is
         kept, and none when this agent ceases to lead. Raises NotLeading, and ValueError for no voters, or a tie breaker
         that is none of them.
         """
@@ -150,30 +140,6 @@ class Node:
             raise ValueError("a membership of nobody")
         self._leadership().change(wanted, now)
         self._leave_if_over(now)
-
-    def compact(self, index: int, snapshot: bytes) -> None:
-        """From now on `snapshot` stands for the entries up to `index`. Raises ValueError for some that were not taken."""
-        self._log.compact(index, snapshot)
-
-    def tell_commits(self) -> None:
-        """Where this agent leads, tell others what is committed before a heartbeat is due, which would. To be asked before
-        `take_messages`."""
-        if self._leading is not None:
-            self._leading.tell_commits()
-
-    def take_messages(self) -> list[tuple[int, Message]]:
-        """To whom what is to be sent, in this order."""
-        messages = list(self._outbox)
-        self._outbox.clear()
-        return messages
-
-    def take_snapshot(self) -> tuple[int, bytes] | None:
-        """A leader's snapshot, with the index up to which it stands for all, also for what was taken here before."""
-        return self._log.take_snapshot()
-
-    def take_committed(self) -> list[tuple[int, Entry]]:
-        """What has been decided since, by index."""
-        return self._log.take_committed()
 
     def is_gone(self, agent: int, now: float) -> None:
         """Its process has ended, and that is sure: if it led, what it might still say is not waited for."""
@@ -187,13 +153,13 @@ class Node:
         """Time has passed. Does nothing before `wakes_at`."""
         if now < self.wakes_at:
             return
-        if self._leading is None:
+        if self.leading is None:
             self._ask_whether_to_stand(now)
-        elif not self._leading.hears_quorum(now):
+        elif not self.leading.hears_quorum(now):
             self._candidacy.leads_on = True
             self._cease_to_lead(now)
         else:
-            self._leading.send_heartbeats(now)
+            self.leading.send_heartbeats(now)
             self.wakes_at = now + self._heartbeat_s
 
     def receive(self, sender: int, message: Message, now: float) -> None:
@@ -217,11 +183,11 @@ class Node:
                 if self._role is Role.CANDIDATE and message.is_granted and message.term == self.term:
                     self._count(sender, now)
             case Appended() | Refused():
-                if self._leading is not None and message.term == self.term:
-                    self._leading.answered(sender, message, now)
+                if self.leading is not None and message.term == self.term:
+                    self.leading.answered(sender, message, now)
                     self._leave_if_over(now)
             case _ if message.term < self.term:
-                self._say(sender, Refused(self.term, self._log.commit))
+                self.outbox.say(sender, Refused(self.term, self.log.commit))
             case _:
                 self._led(sender, message, now)
 
@@ -241,25 +207,25 @@ class Node:
                 terms = [before, *(entry.term for entry in entries), message.term]
                 if terms != sorted(terms):
                     return "terms of entries go down"
-                if self._log.contradicts(previous, before, entries):
+                if self.log.contradicts(previous, before, entries):
                     return "what is committed here is different"
-            case Appended(index=index) | Refused(commit=index) if is_now and self.is_leading and index > self._log.last:
-                return f"it has entries up to {index}, and there are {self._log.last}"
+            case Appended(index=index) | Refused(commit=index) if is_now and self.is_leading and index > self.log.last:
+                return f"it has entries up to {index}, and there are {self.log.last}"
         return None
 
     def _led(self, leader: int, message: AppendEntries | InstallSnapshot | TimeoutNow, now: float) -> None:
         self._follow(leader, now)
         match message:
-            case AppendEntries() if not self._log.holds(message.previous, message.previous_term):
-                self._say(leader, Refused(self.term, self._log.commit))
+            case AppendEntries() if not self.log.holds(message.previous, message.previous_term):
+                self.outbox.say(leader, Refused(self.term, self.log.commit))
             case AppendEntries():
-                self._log.merge(message.previous, message.entries)
+                self.log.merge(message.previous, message.entries)
                 last = message.previous + len(message.entries)
-                self._log.commit_to(min(message.commit, last))  # what is here behind `last` may not be the leader's
-                self._say(leader, Appended(self.term, last))
+                self.log.commit_to(min(message.commit, last))  # what is here behind `last` may not be the leader's
+                self.outbox.say(leader, Appended(self.term, last))
             case InstallSnapshot():
-                self._log.install(message.index, message.index_term, message.configuration, message.state)
-                self._say(leader, Appended(self.term, message.index))
+                self.log.install(message.index, message.index_term, message.configuration, message.state)
+                self.outbox.say(leader, Appended(self.term, message.index))
             case TimeoutNow():
                 self._stand(now)
 
@@ -269,33 +235,33 @@ class Node:
         """The term stays until a quorum agrees that nobody leads, so that who was cut off disturbs nobody."""
         self._candidacy.asks(self.me, now, again=self._role is Role.PRE_CANDIDATE)
         self._role = Role.PRE_CANDIDATE
-        self._wait_for_leader(now)
-        self._ask(RequestPreVote(self.term, self._log.last, self._log.last_term), now)
+        self.wakes_at = now + self._candidacy.wait_s()
+        self._ask(RequestPreVote(self.term, self.log.last, self.log.last_term), now)
 
     def _asked_whether_to_stand(self, sender: int, message: RequestPreVote, now: float) -> None:
         hears_leader = self.leader is not None and (self.is_leading or now - self._heard_at < self._election_s)
         leads_no_more = message.term == self.term and sender == self._elected  # as it says by asking
-        is_fit = message.term >= self.term and self._log.is_covered_by(message.last, message.last_term)
-        self._say(sender, PreVoted(self.term, message.term, is_fit and (leads_no_more or not hears_leader)))
+        is_fit = message.term >= self.term and self.log.is_covered_by(message.last, message.last_term)
+        self.outbox.say(sender, PreVoted(self.term, message.term, is_fit and (leads_no_more or not hears_leader)))
 
     def _stand(self, now: float) -> None:
         self._enter(self.term + 1, now)
         self._role, self._voted_for = Role.CANDIDATE, self.me
-        self._wait_for_leader(now)
-        self._ask(RequestVote(self.term, self._log.last, self._log.last_term), now)
+        self.wakes_at = now + self._candidacy.wait_s()
+        self._ask(RequestVote(self.term, self.log.last, self.log.last_term), now)
 
     def _asked_for_vote(self, sender: int, message: RequestVote, now: float) -> None:
         is_free = message.term == self.term and self._voted_for in (None, sender)
-        is_granted = is_free and self._log.is_covered_by(message.last, message.last_term)
+        is_granted = is_free and self.log.is_covered_by(message.last, message.last_term)
         if is_granted and self._voted_for is None:
             self._role, self._voted_for = Role.FOLLOWER, sender
-            self._wait_for_leader(now)
-        self._say(sender, Voted(self.term, is_granted))
+            self.wakes_at = now + self._candidacy.wait_s()
+        self.outbox.say(sender, Voted(self.term, is_granted))
 
     def _ask(self, message: RequestPreVote | RequestVote, now: float) -> None:
-        if self.me in self._log.electable:
+        if self.me in self.log.electable:
             for voter in sorted(self.configuration.voters - {self.me}):
-                self._say(voter, message)
+                self.outbox.say(voter, message)
             self._count(self.me, now)
 
     def _count(self, voter: int, now: float) -> None:
@@ -320,31 +286,25 @@ class Node:
     def _follow(self, leader: int, now: float) -> None:
         self._role, self._elected, self._heard_at = Role.FOLLOWER, leader, now
         self._candidacy.hears_leader()
-        self._wait_for_leader(now)
+        self.wakes_at = now + self._candidacy.wait_s()
 
     def _lead(self, content: Configuration | None, now: float) -> None:
         """The first entry of the term, once committed, commits what others have left behind."""
         self._role, self._elected = Role.LEADER, self.me
-        self._leading = Leadership(self.me, self.term, self._log, self._outbox, self._election_s)
+        self.leading = Leadership(self.me, self.term, self.log, self.outbox, self._election_s)
         self.wakes_at = now + self._heartbeat_s
-        self._leading.append(content, now)
+        self.leading.append(content, now)
 
     def _leadership(self) -> Leadership:
-        if self._leading is None:
+        if self.leading is None:
             who = "nobody" if self.leader is None else f"agent {self.leader}"
             raise NotLeading(f"agent {self.me} does not lead, {who} does")
-        return self._leading
+        return self.leading
 
     def _leave_if_over(self, now: float) -> None:
-        if self._leading is not None and self._leading.is_over:
+        if self.leading is not None and self.leading.is_over:
             self._cease_to_lead(now)
 
     def _cease_to_lead(self, now: float) -> None:
-        self._role, self._leading = Role.FOLLOWER, None
-        self._wait_for_leader(now)
-
-    def _wait_for_leader(self, now: float) -> None:
+        self._role, self.leading = Role.FOLLOWER, None
         self.wakes_at = now + self._candidacy.wait_s()
-
-    def _say(self, to: int, message: Message) -> None:
-        self._outbox.append((to, message))

@@ -13,10 +13,11 @@ from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp, Restart
 from launcher.coordinator.state import JobState, Status
+from launcher.coordinator.workers import WORKERS
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import Cause, CauseKind, Note, Tick
 from launcher.joblog.wording import ranks_text
-from odyssey.plan.worker import Rank
+from odyssey.plan.worker import Rank, worker_of
 from odyssey.protocol.orders import Finish, Pause
 from odyssey.protocol.reports import Broken, Finished, Paused
 from odyssey.protocol.units import Position, position_after
@@ -87,7 +88,7 @@ def exited_early(job: JobState, rank: Rank) -> Actions:
 
 def _are_all_idle(job: JobState) -> bool:
     plan = job.plan
-    return plan is not None and job.ranks.n_members <= len(idle := job.workers.ranks(plan.idle)) and job.members <= idle
+    return plan is not None and job.ranks.n_members <= len(idle := WORKERS.ranks(plan.idle)) and job.members <= idle
 
 
 def ask_whether_they_train(job: JobState) -> Actions:
@@ -125,7 +126,7 @@ def made_without(job: JobState) -> Actions:
     """A unit is final. If one has ended that had no work in it, the others train on without it."""
     if job.status is not Status.FINISHING or not job.world.first_failure or job.plan is None:
         return ()
-    return _failed(job) if job.plan.worker_of(_judged(job)[0].rank) in job.plan.idle else ()
+    return _failed(job) if worker_of(_judged(job)[0].rank) in job.plan.idle else ()
 
 
 def _is_in_unit(body: Paused) -> bool:

@@ -8,11 +8,11 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from launcher.coordinator.workers import Workers, workers_of
+from launcher.coordinator.workers import WORKERS
 from launcher.joblog.wording import ranks_text
 from odyssey.plan.needs import SumOver
 from odyssey.plan.plan import Plan
-from odyssey.plan.worker import Rank
+from odyssey.plan.worker import Rank, ranks_of, worker_of
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.protocol.reports import Paused, Ready, WholeGroup
 from odyssey.protocol.units import Position, Result, position_after
@@ -115,14 +115,14 @@ def final_position(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -
     return max((report.position for report in paused.values()), default=(0, 0))
 
 
-def whole_groups(paused: Mapping[Rank, Paused], workers: Workers) -> dict[str, SumOver]:
+def whole_groups(paused: Mapping[Rank, Paused]) -> dict[str, SumOver]:
     """Groups that serve on, by name: all their ranks are here, and each has said that nothing is under way in it."""
     members: dict[WholeGroup, set[Rank]] = {}
     for rank, report in paused.items():
         for group in report.whole:
             members.setdefault(group, set()).add(rank)
     return {
-        group.name: SumOver(group.is_branch, tuple(sorted(workers.any_of(ranks))))
+        group.name: SumOver(group.is_branch, tuple(sorted(WORKERS.any_of(ranks))))
         for group, ranks in sorted(members.items(), key=lambda item: item[0].name)
         if len(ranks) == group.n
     }
@@ -141,7 +141,7 @@ def gate_problem(
 def _gate_problems(
     plan: Plan, ready: Mapping[Rank, Ready], end: Position | None, held_before: Mapping[Rank, Collection[int]]
 ) -> Iterator[str]:
-    at_work = sorted(workers_of(plan).ranks(plan.workers))
+    at_work = sorted(WORKERS.ranks(plan.workers))
     expected = end if end is not None else ready[at_work[0]].position
     for rank, report in sorted(ready.items()):
         if report.problem:
@@ -150,7 +150,7 @@ def _gate_problems(
             yield f"rank {rank} stands at {_at(report.position)}, expected {_at(expected)}"
     digests: dict[int, dict[Rank, str]] = {}
     for rank, report in sorted(ready.items()):
-        mine, planned = dict(report.digests), _shards(plan, plan.holds.get(plan.worker_of(rank), ()))
+        mine, planned = dict(report.digests), _shards(plan, plan.holds.get(worker_of(rank), ()))
         for shard in sorted(planned - set(mine)):
             yield f"rank {rank} lacks {_name(plan, shard)}, against the plan"
         for shard in sorted(set(mine) - planned - _shards(plan, held_before.get(rank, ()))):
@@ -169,7 +169,7 @@ def _gate_problems(
             if micro_batch in owner:
                 yield f"micro-batch {micro_batch} is run by {ranks_text([owner[micro_batch], rank])}"
             owner[micro_batch] = rank
-            if not 0 <= micro_batch < plan.n_micro_batches or n_samples != plan.n_samples(micro_batch):
+            if not 0 <= micro_batch < plan.n_micro_batches or n_samples != plan.samples.n_of(micro_batch):
                 yield f"rank {rank} counts {n_samples} samples in micro-batch {micro_batch}"
         if ready[rank].denominator != plan.global_batch:
             yield f"rank {rank} divides by {ready[rank].denominator} samples, the global batch is {plan.global_batch}"
@@ -182,14 +182,13 @@ def _gate_problems(
 
 
 def _reduction_problems(plan: Plan, ready: Mapping[Rank, Ready], at_work: Sequence[Rank]) -> Iterator[str]:
-    workers = workers_of(plan)
     for g, group in enumerate(plan.reduce):
-        contracts = {rank: dict(ready[rank].contracts).get(g) for rank in workers.ranks(group.workers)}
+        contracts = {rank: dict(ready[rank].contracts).get(g) for rank in WORKERS.ranks(group.workers)}
         if None in contracts.values() or len(set(contracts.values())) > 1:
             texts = ", ".join(f"rank {rank} {contract}" for rank, contract in sorted(contracts.items()))
             yield f"the gradients of layers {list(group.layers)} are summed differently: {texts}"
     for rank in at_work:
-        if foreign := set(dict(ready[rank].contracts)) - set(plan.groups_of.get(plan.worker_of(rank), ())):
+        if foreign := set(dict(ready[rank].contracts)) - set(plan.groups_of.get(worker_of(rank), ())):
             yield f"rank {rank} takes part in reduction {min(foreign)}, against the plan"
 
 
@@ -200,7 +199,7 @@ def _stream_problems(plan: Plan, ready: Mapping[Rank, Ready], at_work: Sequence[
         yield f"the samples or random numbers of the next step differ: {texts}"
     for k in range(plan.n_micro_batches):
         for stage in (0, len(plan.pipelines[plan.home[k]].stages) - 1):
-            for rank in plan.ranks_of(plan.runner(k, stage)):
+            for rank in ranks_of(plan.runner(k, stage)):
                 if rank not in streams:
                     yield f"rank {rank} does not know the samples of micro-batch {k}"
 

@@ -39,7 +39,7 @@ from launcher.coordinator.rank_assignment import seats_with
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp
 from launcher.coordinator.state import JobState, Status
-from launcher.coordinator.workers import workers_of
+from launcher.coordinator.workers import WORKERS
 from launcher.joblog.events import (
     AgentInfo,
     Cause,
@@ -57,7 +57,7 @@ from launcher.joblog.events import (
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.plan.plan import Plan
-from odyssey.plan.worker import Rank
+from odyssey.plan.worker import Rank, worker_of
 from odyssey.protocol.orders import Connect, Drain
 from odyssey.protocol.reports import Connected, Paused
 from perfmodel.worth.escalation import due_after_s
@@ -165,7 +165,7 @@ def newcomer_ended(job: JobState, rank: Rank, how: str, why: str = "") -> Action
 def _want_without(job: JobState, rank: Rank) -> None:
     """No plan is connected for that counts on this rank."""
     wanted = job.recovery.wanted
-    if wanted is not None and wanted[0].worker_of(rank) in wanted[0].holds:
+    if wanted is not None and worker_of(rank) in wanted[0].holds:
         job.recovery.wanted = None
 
 
@@ -272,21 +272,20 @@ def ask(job: JobState) -> Actions:
     leaving, starting = members & job.leaving.keys(), job.ranks.of(RankState.STARTING) - job.leaving.keys()
     if leaving and not members - leaving and not newcomers:
         return _cannot_leave(job, leaving, "nobody would be left")
-    workers = job.workers
-    held = {worker: job.plan.holds.get(worker, frozenset()) for worker in sorted(workers.all_of(members))}
-    held |= dict.fromkeys(sorted(workers.any_of(newcomers)), frozenset[int]())
+    held = {worker: job.plan.holds.get(worker, frozenset()) for worker in sorted(WORKERS.all_of(members))}
+    held |= dict.fromkeys(sorted(WORKERS.any_of(newcomers)), frozenset[int]())
     propose = Propose(
         generation=job.world.generation,
         step=job.end[0] if job.end is not None else job.plan.step,
         plan=job.plan,
-        alive=tuple(sorted(workers.all_of((members | newcomers) - leaving))),
+        alive=tuple(sorted(WORKERS.all_of((members | newcomers) - leaving))),
         lost=(),
         respawnable=(),
         held=held,
         untrained=not job.results,
-        arriving=tuple(sorted(workers.completed_by(starting, members | newcomers))),
-        leaving=tuple(sorted(workers.completed_by(leaving, members))),
-        slow=workers.slowest(job.factors),
+        arriving=tuple(sorted(WORKERS.completed_by(starting, members | newcomers))),
+        leaving=tuple(sorted(WORKERS.completed_by(leaving, members))),
+        slow=WORKERS.slowest(job.factors),
         is_running=True,
     )
     return SetDeadline(None), propose
@@ -316,12 +315,12 @@ def answered(job: JobState, body: Proposed) -> Actions:
 
 def _at_work(plan: Plan) -> set[Rank]:
     """Ranks that have work under it."""
-    return workers_of(plan).ranks(plan.workers)
+    return WORKERS.ranks(plan.workers)
 
 
 def _idle(plan: Plan) -> set[Rank]:
     """Ranks that have none."""
-    return workers_of(plan).ranks(plan.idle)
+    return WORKERS.ranks(plan.idle)
 
 
 def _stand_by(job: JobState, newcomers: Set[Rank], why: str) -> Actions:
@@ -360,9 +359,9 @@ def _until_it_runs_s(job: JobState, best: Candidate) -> float:
 
 def _alone(job: JobState, ranks: Set[Rank]) -> Set[Rank]:
     """Those of them that hold a layer which no other member does."""
-    held, workers = job.plan.holds if job.plan is not None else {}, job.workers
-    elsewhere = {layer for worker in workers.all_of(job.members - ranks) for layer in held.get(worker, ())}
-    return {rank for rank in ranks if not elsewhere.issuperset(held.get(workers.worker_of(rank), ()))}
+    held = {} if job.plan is None else job.plan.holds
+    elsewhere = {layer for worker in WORKERS.all_of(job.members - ranks) for layer in held.get(worker, ())}
+    return {rank for rank in ranks if not elsewhere.issuperset(held.get(WORKERS.worker_of(rank), ()))}
 
 
 def notice_expired(job: JobState, body: NoticeExpired) -> Actions:
@@ -399,7 +398,7 @@ def _connect(job: JobState, plan: Plan, reason: str) -> Actions:
     recovery.wanted = (plan, reason)
     recovery.n_connects += 1
     present = job.members | job.ranks.of(RankState.JOINED)
-    recovery.unconnected = present & workers_of(plan).ranks({*plan.workers, *(move.source for move in plan.moves)})
+    recovery.unconnected = present & WORKERS.ranks({*plan.workers, *(move.source for move in plan.moves)})
     order = Connect(job.world.generation, recovery.n_connects, plan)
     return *(SendOrder(rank, order) for rank in sorted(recovery.unconnected)), SetDeadline(_connect_limit_s(job, plan))
 
@@ -464,7 +463,7 @@ def without(job: JobState, newcomers: Set[Rank], what: str) -> Actions:
 def _drain(job: JobState, plan: Plan, reason: str) -> Actions:
     """Those that train stop behind a unit that is final; who has no work, or none yet, can stop at once."""
     world, ranks = job.world, job.ranks
-    joined = sorted(ranks.of(RankState.JOINED) & workers_of(plan).ranks((*plan.workers, *plan.idle)))
+    joined = sorted(ranks.of(RankState.JOINED) & WORKERS.ranks((*plan.workers, *plan.idle)))
     world.generation += 1
     ranks.forget_answers()
     ranks.enter_all(joined, RankState.MEMBER)
@@ -485,7 +484,7 @@ def rank_drained(job: JobState, body: Paused) -> Actions:
         return ()
     ranks.answer_paused(body)
     assert job.plan is not None and recovery.wanted is not None
-    if recovery.drained_at is None and job.plan.worker_of(body.rank) in job.plan.holds:
+    if recovery.drained_at is None and worker_of(body.rank) in job.plan.holds:
         recovery.drained_at = job.world.now
     if not ranks.have_all_paused():
         return ()

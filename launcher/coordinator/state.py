@@ -14,13 +14,13 @@ from typing import NamedTuple
 from launcher.coordinator.rank_assignment import homes
 from launcher.coordinator.ranks import Ranks, RankState
 from launcher.coordinator.restart_policy import Restarts, SlotLoss
-from launcher.coordinator.workers import Workers, workers_of
+from launcher.coordinator.workers import WORKERS
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import AgentInfo, JobStarted, RankSlowed
 from odyssey.codec import Malformed, Packed
 from odyssey.plan.plan import Plan
 from odyssey.plan.rest import Rest
-from odyssey.plan.worker import Rank, numbers_from
+from odyssey.plan.worker import Rank, numbers_from, worker_of
 from odyssey.protocol import frames
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.protocol.units import Position, Result, position_after
@@ -278,18 +278,13 @@ class JobState:
         """Whether the plan in force counts on it."""
         if self.plan is None:
             return False
-        worker = self.plan.worker_of(rank)
+        worker = worker_of(rank)
         return worker in self.plan.holds or worker in self.plan.idle
-
-    @property
-    def workers(self) -> Workers:
-        """The ranks as the plan in force divides them."""
-        return workers_of(self.plan)
 
     @property
     def awaited(self) -> set[Rank]:
         """Ranks that are started for the next plan."""
-        return workers_of(self.next_plan).ranks(self.next_plan.spawned) if self.next_plan is not None else set()
+        return WORKERS.ranks(self.next_plan.spawned) if self.next_plan is not None else set()
 
     @property
     def may_respawn(self) -> bool:

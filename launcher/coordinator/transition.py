@@ -18,7 +18,7 @@ from launcher.coordinator.actions import Action, Propose, Record, SendOrder, Set
 from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status, with_result
-from launcher.coordinator.workers import workers_of
+from launcher.coordinator.workers import WORKERS
 from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
@@ -133,7 +133,7 @@ def measure(job: JobState) -> Actions:
     """One chain over as many ranks as there are layers at most, in even parts: every layer is measured once."""
     job.status = Status.MEASURING
     n_layers = len(job.model.layers)
-    workers = sorted(job.workers.all_of(job.members))[:n_layers]
+    workers = sorted(WORKERS.all_of(job.members))[:n_layers]
     cuts = [n_layers * i // len(workers) for i in range(len(workers) + 1)]
     chain = tuple(Stage(worker, cuts[i], cuts[i + 1]) for i, worker in enumerate(workers))
     return SetDeadline(None), StartMeasure(job.world.generation, chain)
@@ -144,15 +144,15 @@ def measure(job: JobState) -> Actions:
 
 def propose(job: JobState) -> Actions:
     """Ask for plans, if what the survivors report allows to go on at all: all take what one has passed (I2)."""
-    recovery, members, workers = job.recovery, job.members, job.workers
+    recovery, members = job.recovery, job.members
     if job.leaving.keys() >= members:
         job.leaving.clear()  # nobody would be left
     job.status = Status.PLANNING
     if job.replicas and job.plan is None:
-        return SetDeadline(None), *take(job, replicas.plan_of(job, 0, workers.all_of(members)), "all ranks are there")
+        return SetDeadline(None), *take(job, replicas.plan_of(job, 0, WORKERS.all_of(members)), "all ranks are there")
     if job.plan is None:
         recovery.chosen_at = job.world.now
-        alive = tuple(sorted(workers.all_of(members)))
+        alive = tuple(sorted(WORKERS.all_of(members)))
         return SetDeadline(None), Propose(job.world.generation, 0, None, alive, (), (), {}, untrained=True)
     paused = job.ranks.paused
     survivors = {rank: paused[rank] for rank in sorted(members)}
@@ -169,26 +169,26 @@ def propose(job: JobState) -> Actions:
         if why := replicas.why_rather_restart(job):
             job.gives_up = why
             return ()
-        staying = workers.all_of(members - job.leaving.keys())
+        staying = WORKERS.all_of(members - job.leaving.keys())
         plan = replicas.plan_of(job, gate.final_position(survivors, job.results)[0], staying)
         return SetDeadline(None), *replicas.tell(job, len(plan.workers)), *take(job, plan, replicas.why_go_on(job))
-    held = workers.held({rank: report.held for rank, report in survivors.items()})
+    held = WORKERS.held({rank: report.held for rank, report in survivors.items()})
     respawnable, leaving = _respawnable(job), job.leaving.keys() & members
-    not_staying = workers.any_of(leaving)
+    not_staying = WORKERS.any_of(leaving)
     coming = (respawnable | job.ranks.of(RankState.STARTING)) - job.leaving.keys()
     ask = Propose(
         generation=job.world.generation,
         step=gate.final_position(survivors, job.results)[0],
         plan=job.plan,
         alive=tuple(sorted(held.keys() - not_staying)),
-        lost=tuple(sorted(workers.any_of(job.lost))),
-        respawnable=tuple(sorted(workers.completed_by(respawnable, members))),
+        lost=tuple(sorted(WORKERS.any_of(job.lost))),
+        respawnable=tuple(sorted(WORKERS.completed_by(respawnable, members))),
         held=held,
         untrained=not job.results,
-        arriving=tuple(sorted(workers.completed_by(coming, members))),
+        arriving=tuple(sorted(WORKERS.completed_by(coming, members))),
         leaving=tuple(sorted(held.keys() & not_staying)),
-        slow=workers.slowest(job.factors),
-        whole=frozenset(gate.whole_groups(paused, workers).values()),
+        slow=WORKERS.slowest(job.factors),
+        whole=frozenset(gate.whole_groups(paused).values()),
     )
     return SetDeadline(None), ask
 
@@ -220,7 +220,7 @@ def proposed(job: JobState, body: Proposed) -> Actions:
 
 def check(job: JobState, plan: Plan) -> None:
     """It is a plan for now, of ranks that are there or may be spawned, and of states that they hold. Raises PlanError."""
-    paused, generation, members, workers = job.ranks.paused, job.world.generation, job.members, workers_of(plan)
+    paused, generation, members = job.ranks.paused, job.world.generation, job.members
     step = gate.final_position(paused, job.results)[0]
     if (plan.generation, plan.step) != (generation, step):
         raise PlanError(f"it is for step {plan.step} of generation {plan.generation}, now is {step} of {generation}")
@@ -229,12 +229,12 @@ def check(job: JobState, plan: Plan) -> None:
             raise PlanError("it begins anew, and units are final")
         prove(plan)
     else:
-        prove(plan, workers.held({rank: paused[rank].held for rank in members if rank in paused}))
-    if unknown := set(plan.workers) - workers.all_of(members) - set(plan.spawned):
+        prove(plan, WORKERS.held({rank: paused[rank].held for rank in members if rank in paused}))
+    if unknown := set(plan.workers) - WORKERS.all_of(members) - set(plan.spawned):
         raise PlanError(f"worker {min(unknown)} is lost")
-    if leaving := set(plan.workers) & workers.any_of(job.leaving):
+    if leaving := set(plan.workers) & WORKERS.any_of(job.leaving):
         raise PlanError(f"worker {min(leaving)} is to leave")
-    if foreign := set(plan.spawned) - workers.completed_by(job.lost - job.world.slots_lost, members):
+    if foreign := set(plan.spawned) - WORKERS.completed_by(job.lost - job.world.slots_lost, members):
         raise PlanError(f"worker {min(foreign)} cannot be spawned")
 
 
@@ -244,14 +244,15 @@ def take(job: JobState, plan: Plan, reason: str) -> Actions:
     notes = list[Action]()
     if plan.state_from is StateFrom.SCRIPT:
         job.plan = None
-        first = min(workers_of(plan).ranks(plan.workers))
-        if others := gate.built_otherwise(ranks.models, first):
+        models = ranks.models  # of those that are there: the lowest of the plan may be yet to come
+        first = min(models.keys() & WORKERS.ranks(plan.workers), default=None)
+        if first is not None and (others := gate.built_otherwise(models, first)):
             moves = [Move(0, worker_of(first), worker_of(rank)) for rank in others if worker_of(rank) in plan.workers]
             plan = replace(plan, move_runs=move_runs(moves))
             notes.append(Record(Note(f"{ranks_text(others)} built other values than rank {first}, with whose all begin")))
     job.next_plan = plan
     job.status, recovery.chosen_at = Status.MOVING, job.world.now
-    new = sorted(workers_of(plan).ranks(plan.spawned) - ranks.alive)
+    new = sorted(WORKERS.ranks(plan.spawned) - ranks.alive)
     rank_failure.count_respawn(job, new)
     ranks.enter_all(new, RankState.STARTING)
     spawns: Actions = tuple(Spawn(rank) for rank in new)
@@ -288,7 +289,7 @@ def if_spawned_joined(job: JobState) -> Actions:
     ranks.enter_all(ranks.of(RankState.JOINED) & spawned, RankState.MEMBER)
     job.recovery.joined_at = job.world.now
     boundaries = job.profile.boundaries if job.profile is not None else ()
-    kept = () if job.replicas else tuple(gate.whole_groups(ranks.paused, job.workers))
+    kept = () if job.replicas else tuple(gate.whole_groups(ranks.paused))
     order = Prepare(job.world.generation, plan, job.results, boundaries, job.recovery.rest, kept)
     hand_on = replicas.hand_on(job)
     first = () if hand_on is None else (SendOrder(rank, hand_on) for rank in (hand_on.giver, *hand_on.takers))

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from odyssey.plan import worker as undivided
-from odyssey.plan.plan import Plan
-from odyssey.plan.worker import Rank, Worker
+from odyssey.plan.worker import Rank, Worker, ranks_of, worker_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,5 @@ class Workers:
         return found
 
 
-def workers_of(plan: Plan | None) -> Workers:
-    """Fold ranks as the plan divides them; without one, as they will be divided."""
-    return Workers(plan.ranks_of, plan.worker_of) if plan is not None else Workers(undivided.ranks_of, undivided.worker_of)
+WORKERS = Workers(ranks_of, worker_of)
+"""As every plan divides ranks."""

@@ -14,6 +14,7 @@ from launcher.coordinator.actions import StartMeasure
 from launcher.joblog.events import Event, GenerationStarted, RankStarted
 from launcher.options import RunOptions
 from odyssey import control_group
+from odyssey.plan.form import form_of
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, Worker, ranks_of
@@ -105,7 +106,7 @@ class LiveProfile:
 
             step_s = median(running.steps_s)
             self.profile = rescale(self.profile, plan, step_s, self._node_of, slow=slow)
-            self._scaled_by = plan.form()
+            self._scaled_by = form_of(plan)
             if plan.estimate is not None and running.priced_by not in (None, self._scaled_by):
                 self.profile = with_step(self.profile, plan.estimate.step_s, step_s, again=running.is_held)
                 running.is_held = True

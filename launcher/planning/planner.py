@@ -8,6 +8,7 @@ from math import prod
 
 from launcher.coordinator.actions import Propose, StartMeasure
 from launcher.coordinator.state import JobState, State, Status
+from launcher.coordinator.workers import WORKERS
 from launcher.health.slow_ranks import KeptRanks, SlowRanks
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop, Timer
@@ -125,7 +126,7 @@ class Planner:
         if (profile := self.live_profile.profile) is not None:
             from perfmodel.refine import expected_s
 
-            ranks = sorted(state.workers.ranks(state.plan.workers))
+            ranks = sorted(WORKERS.ranks(state.plan.workers))
             for of in (self._slow_ranks, self._kept_ranks):
                 of.begin(ranks, partial(expected_s, profile, crowded=1.0))
         if self._first_step_is_late is not None:
@@ -144,7 +145,7 @@ class Planner:
         if not isinstance(state, JobState) or state.plan is None or state.status is not Status.RUNNING:
             return
         generation = state.world.generation
-        slow, members = state.workers.slowest(state.factors), state.workers.all_of(state.members)
+        slow, members = WORKERS.slowest(state.factors), WORKERS.all_of(state.members)
         self.live_profile.rescale(state.plan, slow)
         profile = self._in_force()
         expected = self._expected_change()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from launcher.coordinator.actions import Propose
 from launcher.coordinator.state import World
-from launcher.coordinator.workers import workers_of
+from launcher.coordinator.workers import WORKERS
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop
 from launcher.joblog.events import Proposed
@@ -206,7 +206,7 @@ class PlanSearch:
             return []
         names = alike.names(answer.lost, ask.lost)
         if names is None:
-            of = workers_of(ask.plan)
+            of = WORKERS
             found, now = ranks_text(of.ranks(answer.lost)), ranks_text(of.ranks(ask.lost))
             raise PlanError(f"what was found for the loss of {found} is none for that of {now}")
         table = precompute.decode_candidates(answer.candidates)

@@ -8,7 +8,7 @@ shutdown.py     ranks are asked to end, and killed if they do not
 orphans_of_ranks.py what those that are gone have left
 spawner.py      starts them: forks of the zygote, or plain spawns
 services.py     the process beside the ranks that watches timers
-rank_process.py one rank's process, and the zygote's
+rank_process.py one rank's process, and the zygote's; rank_reports.py: what it says
 fork_rules.py   where a fork would not behave as a process of its own
 warm_zygote.py  the zygote of the next start, made ready in the background
 environment.py  what a rank finds in its environment

@@ -124,7 +124,7 @@ class LocalAgent:
         To be called from the main thread. Raises OdysseyError if that is what the end came from.
         """
         self.become(role)
-        received = GroupSignals(self.loop, self.processes.witnessed, self._on_signal)
+        received = GroupSignals(self.loop, self.processes.orphans.witnessed, self._on_signal)
         signals = Signals(self.loop, self.options, partial(self._on_signals, received))
         try:
             signals.watch()
@@ -222,8 +222,8 @@ class LocalAgent:
                 role.ranks.pass_on(number)
             return
         if everywhere:
-            is_second = self.processes.were_told(number)  # SLURM sends SIGTERM twice at a time limit, milliseconds apart
-            self.processes.are_told(number)
+            is_second = number in self.processes.shutdown.reached  # SLURM sends SIGTERM twice at a time limit, ms apart
+            self.processes.shutdown.reached.add(number)
             if is_second or number == self._awaited:
                 return  # nobody is impatient
         if self.code is not None:

@@ -29,9 +29,10 @@ class OwnRanks:
     def samples(self, ranks: Iterable[Rank], elsewhere: Collection[str]) -> dict[Rank, Sample]:
         """Of those that live; none of who stands still because this agent has it do so. `elsewhere`: addresses of the hosts of
         other ranks."""
-        pids = self.pids(rank for rank in ranks if rank in self._processes.ranks and not self._processes.is_held(rank))
+        here = self._processes.ranks
+        pids = self.pids(rank for rank in ranks if rank in here and here[rank].handle not in self._processes.stillness)
         exchanged = between_ranks(self.pids(self._processes.ranks), self._processes.environments.store.port, elsewhere)
-        return sample(pids, self._processes.n_bytes_of, exchanged)
+        return sample(pids, lambda rank: here[rank].n_bytes, exchanged)
 
     def read_stacks(self, ranks: Iterable[Rank], done: Callable[[dict[Rank, Stack]], None]) -> None:
         """`done(stacks)`: of those that live. Nothing more comes of an earlier request."""

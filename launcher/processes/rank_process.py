@@ -69,6 +69,25 @@ class RankProcess:
         if self.socket is not None:
             self._unsent.flush_and_watch(self.socket, loop, on_ready)
 
+    @property
+    def n_bytes(self) -> int:
+        """What it has written so far, where it comes through this agent."""
+        return self.streams.n_bytes if self.streams is not None else 0
+
+    def hang_up(self, loop: Loop) -> None:
+        """Nothing more is heard of it, nor told."""
+        if self.socket is not None:
+            loop.unwatch(self.socket.fileno())
+            self.socket.close()
+            self.socket = None
+
+    def close(self, loop: Loop) -> None:
+        """Leave none of its descriptors."""
+        self.hang_up(loop)
+        if self.streams is not None:
+            self.streams.close()
+            self.streams = None
+
     def kill(self) -> None:
         """SIGKILL to the rank. What it leaves: orphans.py."""
         if self.handle is not None:

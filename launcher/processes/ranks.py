@@ -32,15 +32,14 @@ from launcher.output.streams import Streams
 from launcher.processes.environment import Environments
 from launcher.processes.orphans_of_ranks import OrphansOfRanks
 from launcher.processes.rank_process import RankProcess, imports_odyssey
+from launcher.processes.rank_reports import RankReports
 from launcher.processes.shutdown import Shutdown
 from launcher.processes.spawner import Spawner
 from launcher.processes.stillness import Stillness
-from launcher.processes.store import StoreAddress, listen
+from launcher.processes.store import StoreAddress
 from launcher.processes.store_process import StoreProcess
-from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.reports import is_of
 from odyssey.runtime import nccl
 
 
@@ -63,7 +62,7 @@ class Processes:
         """The watch over all that this agent waits for."""
         n_ranks = options.n_nodes * options.n_ranks_per_node
         self.spawner = Spawner(
-            options, loop, n_ranks, say=sink.say, started=self._started, not_started=self._not_started, gone=self._gone
+            options, loop, n_ranks, say=sink.say, started=self._is_there, not_started=self._not_started, gone=self._gone
         )
         self.waits.watch(self.spawner.awaited)
         port = options.master_port if listener is None else int(listener.getsockname()[1])
@@ -76,40 +75,22 @@ class Processes:
         """The current process of each rank that this agent has."""
         self._living: dict[int, RankProcess] = {}
         """By pid, all that are not reaped yet."""
-        self._shutdown = Shutdown(loop, options.shutdown_timeout_s, self._living)
-        self._orphans = OrphansOfRanks(loop, lambda: bool(self._living))
-        self._stillness = Stillness(
+        self.shutdown = Shutdown(loop, options.shutdown_timeout_s, self._living)
+        self.orphans = OrphansOfRanks(loop, lambda: bool(self._living))
+        self.stillness = Stillness(
             folder.mark_held, lambda: [rank.handle for rank in self._living.values() if rank.handle is not None]
         )
         self._is_ending = False
         self._ends = Ends()
+        self._reports = RankReports(loop, sink, self._is_current, self._sent_no_report)
 
     def start(self) -> None:
         """Start the zygote, and the store from it."""
-        self._orphans.start()
+        self.orphans.start()
         self.spawner.start()
         self.store.start()
         if self.environments.timer_file:
             self.spawner.start_timers(self.environments.timer_file, self.environments.run_id)
-
-    def serve_store(self, host: str) -> None:
-        """From now on it is this agent that does, at a free port, where ranks everywhere reach it by `host`."""
-        listener = listen(host, 0)
-        address = StoreAddress(host, int(listener.getsockname()[1]))
-        self.store = StoreProcess(address, listener, self.spawner, self.waits)
-        self.environments.store = address
-        self.store.start()
-
-    def renew_store(self) -> None:
-        """Another process with a fresh store, at the same address. What used the old one is gone, and what it started goes."""
-        self._orphans.end()
-        self.store.renew()
-
-    def _started(self, process: RankProcess | None, handle: Handle) -> None:
-        if process is None:
-            self.store.is_there(handle)
-        else:
-            self._is_there(process, handle)
 
     # -- ranks begin ---------------------------------------------------------------------------------------------------
 
@@ -117,10 +98,24 @@ class Processes:
         """Ask for a new process of a rank, of this number; RankStarted when it is there, RankLost if it cannot be."""
         old = self.ranks.get(assignment.rank)
         if old is not None:
-            self._close_rank(old)
+            old.close(self._loop)
         self.ranks[assignment.rank] = process = RankProcess(assignment, number)
         try:
-            self._start_process(process)
+            variables = self.environments.of(process.assignment)
+            variables[VARIABLE] = self.orphans.marker
+            process.streams = streams = self.streams.open(process.assignment, variables)
+            process.error_file = variables["TORCHELASTIC_ERROR_FILE"]
+            if process.error_file:
+                Path(process.error_file).unlink(missing_ok=True)  # of the rank's last process
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            process.socket = ours
+            descriptors = [*streams.descriptors, theirs.fileno()]
+            self._ends.rank_starts()
+            self.spawner.start_rank(process, variables, descriptors)
+            self.waits.look()
+            theirs.close()
+            streams.close_theirs()
         except OSError as error:
             self._not_started(process, limits.error_of("cannot start a process", error))
         except OdysseyError as error:
@@ -128,47 +123,32 @@ class Processes:
 
     def _not_started(self, process: RankProcess, why: OdysseyError) -> None:
         """No process, log file or descriptor is to be had: the rank is lost, and others may go on without it."""
-        self._close_rank(process)
+        process.close(self._loop)
         process.slot_lost = True
         if not self._is_ending and self._is_current(process):
             text = f"{why.what} ({why.help})" if why.help else why.what
             self._sink.event(RankLost(process.rank, Cause(CauseKind.NOT_STARTED, text), True))
 
-    def _start_process(self, process: RankProcess) -> None:
-        variables = self.environments.of(process.assignment)
-        variables[VARIABLE] = self._orphans.marker
-        process.streams = streams = self.streams.open(process.assignment, variables)
-        process.error_file = variables["TORCHELASTIC_ERROR_FILE"]
-        if process.error_file:
-            Path(process.error_file).unlink(missing_ok=True)  # of the rank's last process
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        process.socket = ours
-        descriptors = [*streams.descriptors, theirs.fileno()]
-        self._ends.rank_starts()
-        self.spawner.start_rank(process, variables, descriptors)
-        self.waits.look()
-        theirs.close()
-        streams.close_theirs()
-
-    def _is_there(self, process: RankProcess, handle: Handle) -> None:
+    def _is_there(self, process: RankProcess | None, handle: Handle) -> None:
+        if process is None:
+            self.store.is_there(handle)
+            return
         process.handle, pid = handle, handle.pid
         self._living[pid] = process
-        self._orphans.add(handle)
+        self.orphans.add(handle)
         if not self._is_ending and self._is_current(process):
             assignment = process.assignment
             self._sink.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
-        if process.socket is not None:  # what a rank says at once waits until its start is an event
-            self._loop.watch(process.socket.fileno(), lambda mask: self._on_rank(process, mask))
+        self._reports.watch(process)  # what a rank says at once waits until its start is an event
         if process.killed_by is not None or self._is_ending:
             process.kill()
-        self._stillness.has_come()
+        self.stillness.has_come()
 
     def forget(self, rank: Rank) -> None:
         """Another agent has it from now on."""
         process = self.ranks.pop(rank, None)
         if process is not None:
-            self._close_rank(process)
+            process.close(self._loop)
 
     def has(self, rank: Rank) -> bool:
         """It was asked for a process of it."""
@@ -194,45 +174,13 @@ class Processes:
         """The id and the vitals of a rank's process; None before it is there and after its end. That it stands still by our
         doing says nothing of it: it is not late, and nobody is to continue it."""
         pid = self.pid_here(rank)
-        return None if pid is None else (pid, None if self.is_held(rank) else vitals(pid))
-
-    def n_bytes_of(self, rank: Rank) -> int:
-        """What the rank's process has written so far, where it comes through this agent."""
-        process = self.ranks.get(rank)
-        return process.streams.n_bytes if process is not None and process.streams is not None else 0
+        return None if pid is None else (pid, None if self.ranks[rank].handle in self.stillness else vitals(pid))
 
     # -- what ranks are told, write and say ----------------------------------------------------------------------------
 
     def send(self, rank: Rank, data: bytes) -> None:
         """Send the bytes of an order, now or when the rank reads."""
-        process = self.ranks[rank]
-        process.send(data, self._loop, lambda mask: self._on_rank(process, mask))
-
-    def _on_rank(self, process: RankProcess, mask: int) -> None:
-        process.flush(self._loop, lambda m: self._on_rank(process, m))
-        self._read_reports(process)
-
-    def _read_reports(self, process: RankProcess) -> None:
-        """All that the rank has sent so far. Its end of file is no sink: its exit is, and comes with the reason."""
-        while process.socket is not None:
-            try:
-                data = process.socket.recv(1 << 16)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._close_socket(process)
-                return
-            try:
-                for report in process.deframer.feed(data):
-                    if not is_of(report, process.rank):
-                        raise Malformed("a word of another rank")
-                    if self._is_current(process):
-                        self._sink.report(process, report)
-            except Malformed as error:
-                self._close_socket(process)
-                self._sent_no_report(process, str(error))
+        self._reports.send(self.ranks[rank], data)
 
     def _sent_no_report(self, process: RankProcess, why: str) -> None:
         """It costs the rank, if that has not ended already, and nothing else."""
@@ -243,18 +191,6 @@ class Processes:
             process.kill()
         else:
             self.kill_rank(process.rank, Cause(CauseKind.MALFORMED, text))
-
-    def _close_socket(self, process: RankProcess) -> None:
-        if process.socket is not None:
-            self._loop.unwatch(process.socket.fileno())
-            process.socket.close()
-            process.socket = None
-
-    def _close_rank(self, process: RankProcess) -> None:
-        self._close_socket(process)
-        if process.streams is not None:
-            process.streams.close()
-            process.streams = None
 
     # -- ranks are ended -----------------------------------------------------------------------------------------------
 
@@ -276,7 +212,7 @@ class Processes:
 
     def terminate(self, ranks: tuple[Rank, ...], number: int = signal.SIGTERM) -> None:
         """SIGTERM (or another signal), and SIGKILL to what is left after the time-out."""
-        self._shutdown.begin([self.ranks[rank] for rank in ranks if rank in self.ranks], number)
+        self.shutdown.begin([self.ranks[rank] for rank in ranks if rank in self.ranks], number)
 
     def end(self, number: int = signal.SIGTERM, in_s: float = 0.0) -> None:
         """Terminate all, at once or by and by: the log has ended, so nothing is fed any more."""
@@ -287,36 +223,16 @@ class Processes:
         else:
             self.terminate(tuple(self.ranks), number)
 
-    def witnessed(self) -> frozenset[int]:
-        """Signals that were sent to every process here, since this was last asked."""
-        return self._orphans.witnessed()
-
-    def are_told(self, number: int) -> None:
-        """To end, by this signal, which all were sent by somebody else."""
-        self._shutdown.reached.add(number)
-
-    def were_told(self, number: int) -> bool:
-        """To end, by this signal, by somebody else."""
-        return number in self._shutdown.reached
-
     def pass_on(self, number: int) -> None:
         """Pass a signal on to every rank itself: what a rank has started may not expect it, and would end."""
         for process in self._living.values():
             if process.handle is not None:
                 process.handle.kill(number)
 
-    def hold(self, is_held: bool) -> None:
-        """Have all ranks stand still, or go on: those too that come meanwhile. What was stopped by others stays so."""
-        self._stillness.hold(is_held)
-
-    def is_held(self, rank: Rank) -> bool:
-        """It stands still by our doing."""
-        return self.ranks[rank].handle in self._stillness
-
     @property
     def have_ended(self) -> bool:
         """No rank is left, and none is still to come."""
-        return not self._living and not self.spawner.awaits_ranks
+        return not self._living and not self.spawner.pending.has_ranks
 
     def kill_all(self) -> None:
         """SIGKILL to every rank."""
@@ -354,10 +270,10 @@ class Processes:
     def _rank_ended(self, process: RankProcess, status: int) -> None:
         assert process.handle is not None
         process.signal(signal.SIGTERM)  # to its process group, at once; what does not end of it is searched for
-        self._orphans.of(process.handle)
+        self.orphans.of(process.handle)
         if process.streams is not None:
             process.streams.drain()  # the log, the terminal and the last words come before the news
-        self._read_reports(process)  # what it said last counts, above all a result
+        self._reports.read(process)  # what it said last counts, above all a result
         if process.killed_by is KilledBy.UNWANTED or not self._is_current(process):
             pass
         elif self._is_ending:
@@ -366,21 +282,12 @@ class Processes:
             self._sink.event(RankExited(process.rank, process.killed_by is KilledBy.ENDED))
         elif process.killed_by is not KilledBy.TOLD:
             cause = self._ends.cause(status, process.killed_by)
-            self._sink.event(RankLost(process.rank, cause, process.slot_lost, self._diagnostics(process, status)))
+            self._sink.event(RankLost(process.rank, cause, process.slot_lost, _diagnostics(self.streams, process, status)))
             if status < 0 and process.killed_by is None:
-                self._shutdown.hurry()
+                self.shutdown.hurry()
         if process.streams is not None:
             process.streams.drain()
-        self._close_rank(process)
-
-    def _diagnostics(self, process: RankProcess, status: int) -> Diagnostics:
-        """What a lost rank has left. Of an exception that it has told itself, and of SIGKILL, there is no more to learn."""
-        path = self.streams.stderr_log(process.rank)
-        if process.has_failed or status in (-signal.SIGKILL, -signal.SIGTERM):
-            recorded = process.error_file if process.has_failed and read_error_file(process.error_file) is not None else ""
-            return Diagnostics(log=path, error_file=recorded)
-        tail = self.streams.stderr_tail(process.rank)
-        return diagnostics(tail, process.error_file, path, was_ended=process.killed_by is KilledBy.ENDED)
+        process.close(self._loop)
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor."""
@@ -388,10 +295,20 @@ class Processes:
         self.kill_all()
         self.spawner.close()
         self.store.close()
-        self._orphans.close()
+        self.orphans.close()
         end_descendants()
         self.environments.close()
-        self._stillness.close()
+        self.stillness.close()
         self.streams.close()
         for process in [*self._living.values(), *self.ranks.values()]:
-            self._close_rank(process)
+            process.close(self._loop)
+
+
+def _diagnostics(streams: Streams, process: RankProcess, status: int) -> Diagnostics:
+    """What a lost rank has left. Of an exception that it has told itself, and of SIGKILL, there is no more to learn."""
+    path = streams.stderr_log(process.rank)
+    if process.has_failed or status in (-signal.SIGKILL, -signal.SIGTERM):
+        recorded = process.error_file if process.has_failed and read_error_file(process.error_file) is not None else ""
+        return Diagnostics(log=path, error_file=recorded)
+    tail = streams.stderr_tail(process.rank)
+    return diagnostics(tail, process.error_file, path, was_ended=process.killed_by is KilledBy.ENDED)

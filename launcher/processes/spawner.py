@@ -70,6 +70,11 @@ class _Pending:
         """Wait statuses of processes that ended before the zygote's answer told who they were."""
         self._number = 0
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether a rank is among it."""
+        return any(asked.process is not None for asked in self.asked.values())
+
     def next_number(self) -> int:
         self._number += 1
         return self._number
@@ -100,7 +105,7 @@ class Spawner:
         self._not_started = not_started
         self._gone = gone
         self._rulings = Rulings(options.verbose, say)
-        self._pending = _Pending()
+        self.pending = _Pending()
         self._timers: TimerWatch | None = None
         self._ahead_timer: Timer | None = None
         self._present: _Present | None = None
@@ -127,7 +132,7 @@ class Spawner:
         ruling = fork_rules.ruling(self._options, os.environ)
         if ruling is not None:
             self._rulings.of_ranks(ruling)
-        self._start_zygote()
+        self._serve(self._make_zygote(), is_ready=False)
 
     def prepare(self, modules: tuple[str, ...]) -> None:
         """A rank has made its first step and imported these by then: have the next start ready. What was imported counts the
@@ -157,19 +162,19 @@ class Spawner:
         """`descriptors`: its stdin, stdout and stderr, and its socket to the agent; the caller may close them afterwards."""
         self._forget_ahead()  # this start comes before it, and its ranks tell of their first steps in their turn
         arguments = rank_process.arguments_for(self._options, process.assignment)
-        number = self._pending.next_number()
+        number = self.pending.next_number()
         request = rank_process.fork_rank(self._options, number, process.assignment, arguments, variables)
         self._ask(_Asked(request, process, descriptors))
 
     def start_store(self, host: str, port: int, listener: int) -> None:
         """Have a fresh store served on the listening socket."""
-        number = self._pending.next_number()
+        number = self.pending.next_number()
         self._ask(_Asked(rank_process.fork_store(number, host, port), None, [listener]))
 
     def start_timers(self, path: str, run_id: str) -> None:
         """Have ranks ended whose timers expire, until the end."""
         self._timers = TimerWatch(path, run_id)
-        number = self._pending.next_number()
+        number = self.pending.next_number()
         self._ask(_Asked(rank_process.fork_timers(number, path, run_id), None, []))
 
     def reaped(self, pid: int, status: int) -> None:
@@ -179,13 +184,8 @@ class Spawner:
         elif self._timers is not None and pid == self._timers.pid:
             self._timers.handle = None
             self._loop.later(SERVICE_PAUSE_S, self._renew_timers)
-        elif self._pending.asked:
-            self._pending.unclaimed[pid] = status
-
-    @property
-    def awaits_ranks(self) -> bool:
-        """A rank that was asked for is not there yet."""
-        return any(asked.process is not None for asked in self._pending.asked.values())
+        elif self.pending.asked:
+            self.pending.unclaimed[pid] = status
 
     def _renew_timers(self) -> None:
         if self._timers is not None and not self._is_ending:
@@ -193,7 +193,7 @@ class Spawner:
 
     def awaited(self) -> Iterator[Wait]:
         """Processes that have still something to do, for the agent's watch."""
-        if self._present is not None and self._pending.asked:
+        if self._present is not None and self.pending.asked:
             is_ready, pid = self._present.is_ready, self._present.zygote.pid
             why, idle_s = ("starting processes", FORK_IDLE_S) if is_ready else ("importing torch", IMPORT_IDLE_S)
             yield Wait("the zygote", why, pid, self._zygote_is_late, idle_s)
@@ -213,7 +213,7 @@ class Spawner:
         """Nothing more will be asked for, and what is not there yet is not to come."""
         self._is_ending = True
         self._warm.close()
-        if self._present is not None and self._pending.asked:
+        if self._present is not None and self.pending.asked:
             self._present.why_killed = "was ended"
             self._present.zygote.kill()
 
@@ -224,16 +224,13 @@ class Spawner:
             self._better.close()
             self._better = None
         self._close_zygote()
-        for asked in self._pending.asked.values():
+        for asked in self.pending.asked.values():
             asked.close()
-        self._pending.asked.clear()
+        self.pending.asked.clear()
 
     def _make_zygote(self, *, quiet: bool = False) -> Zygote:
         script = rank_process.script_of(self._options) if self._rulings.ranks is None else ""
         return Zygote(rank_process.imports_for(self._options), dict(os.environ), self._n_ranks, script=script, quiet=quiet)
-
-    def _start_zygote(self) -> None:
-        self._serve(self._make_zygote(), is_ready=False)
 
     def _serve(self, zygote: Zygote, *, is_ready: bool) -> None:
         self._present = _Present(zygote, is_ready=is_ready)
@@ -247,7 +244,7 @@ class Spawner:
 
     def _take_over(self, better: Zygote) -> None:
         """`better` serves from now on, or when the present zygote has answered."""
-        if self._is_ending or self._pending.asked:
+        if self._is_ending or self.pending.asked:
             self._better = better
             return
         self._close_zygote()
@@ -257,7 +254,7 @@ class Spawner:
 
     def _ask(self, asked: _Asked) -> None:
         request, obstacle = asked.request, self._rulings.zygote
-        self._pending.asked[request.number] = asked
+        self.pending.asked[request.number] = asked
         match request:
             case ForkRank() if not self.are_safe:
                 try:
@@ -268,7 +265,7 @@ class Spawner:
                     self._is_there(request.number, pid)
             case ForkStore() | ForkTimers() if obstacle is not None:
                 if obstacle.name == "broken-import":  # it would end at once, and be asked for again
-                    del self._pending.asked[request.number]
+                    del self.pending.asked[request.number]
                     asked.close()
                 else:
                     self._is_there(request.number, rank_process.plain_service(request, asked.descriptors))
@@ -302,11 +299,11 @@ class Spawner:
             self._rulings.explain(f"ranks are forks of a process that took {imported.seconds:.1f} s to import torch")
 
     def _is_there(self, number: int, pid: int) -> None:
-        asked = self._pending.asked.pop(number, None)
+        asked = self.pending.asked.pop(number, None)
         if asked is None:
             return  # nobody has asked for it
         asked.close()
-        status = self._pending.unclaimed.pop(pid, None)
+        status = self.pending.unclaimed.pop(pid, None)
         process = Handle.of(pid) if status is None else Handle(pid, None)
         match asked.request:
             case ForkRank() | ForkStore():
@@ -315,14 +312,14 @@ class Spawner:
                 self._timers.handle = process
         if status is not None:
             self._gone(pid, status)
-        if not self._pending.asked:
-            self._pending.unclaimed.clear()
+        if not self.pending.asked:
+            self.pending.unclaimed.clear()
             if self._better is not None:
                 self._take_over(self._better)
 
     def _cannot_be(self, number: int, why: OdysseyError) -> None:
         """A rank is lost by it; for all else the job cannot do without."""
-        asked = self._pending.asked.pop(number, None)
+        asked = self.pending.asked.pop(number, None)
         if asked is None:
             return
         asked.close()
@@ -335,8 +332,8 @@ class Spawner:
         assert self._present is not None
         why, was_ready = self._present.why_killed or "was lost", self._present.is_ready
         self._close_zygote()
-        asked = list(self._pending.asked.values())
-        self._pending.asked.clear()
+        asked = list(self.pending.asked.values())
+        self.pending.asked.clear()
         if self._is_ending:
             for one in asked:
                 one.close()
@@ -350,7 +347,7 @@ class Spawner:
         elif self._rulings.zygote is None:
             self._rulings.say(f"the process that ranks are forked from {why}; another one is started")
             try:
-                self._start_zygote()
+                self._serve(self._make_zygote(), is_ready=False)
             except OdysseyError as error:  # what is to be started may still be, by itself
                 self._rulings.of_zygote(Ruling("no-other", error.what, True))
         for one in asked:

@@ -7,7 +7,7 @@ import socket
 from launcher.health.waits import Waits
 from launcher.host.handle import Handle
 from launcher.processes.spawner import Spawner
-from launcher.processes.store import StoreAddress, n_waiting
+from launcher.processes.store import StoreAddress, listen, n_waiting
 
 
 class StoreProcess:
@@ -31,6 +31,13 @@ class StoreProcess:
             self._n_coming += 1
             self._spawner.start_store(self.address.host, self.address.port, self._listener.fileno())
             self._waits.look()
+
+    def serve_here(self, host: str) -> StoreAddress:
+        """From now on it is this agent that does, at a free port, where ranks everywhere reach it by `host`."""
+        self._listener = listen(host, 0)
+        self.address = StoreAddress(host, int(self._listener.getsockname()[1]))
+        self.start()
+        return self.address
 
     @property
     def pid(self) -> int | None:

@@ -118,7 +118,7 @@ def gather(engine: Engine, model: Model, step: int, target: Worker) -> dict[str,
     plan, me = engine.plan, engine.worker
     sources: dict[Worker, set[int]] = {}
     for layer in range(plan.n_layers):
-        holders = plan.holders(layer)
+        holders = plan.holders[layer]
         sources.setdefault(target if target in holders else holders[0], set()).add(layer)
     if me != target:
         if me in sources:

@@ -55,7 +55,7 @@ def save(engine: Engine, model: Model, step: int, folder: Path, keep: int) -> Jo
     Returns why it could not be written, the same on all workers. Raises Cut when communication ends.
     """
     plan, me, groups = engine.plan, engine.worker, engine.groups
-    own = {layer for layer in model.held if plan.holders(layer)[0] == me}
+    own = {layer for layer in model.held if plan.holders[layer][0] == me}
     planner = DefaultSavePlanner(**_AS_IT_IS)
     planner.set_up_planner(_flat(local_state(model, own, step)), is_coordinator=me == plan.leader)
     mine = planner.create_local_plan()
@@ -163,7 +163,7 @@ def _read(groups: Groups, model: Model, found: Found) -> dict[str, Any] | JobErr
         except JobError as error:
             return JobError(f"{found.path}: {error.what}", error.help)
 
-    result: dict[str, Any] | JobError | str = groups.beside(read)
+    result: dict[str, Any] | JobError | str = groups.waiter.beside(read)
     return result
 
 
@@ -203,7 +203,7 @@ def _read_held(model: Model, path: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _tried(groups: Groups, folder: Path, act: Callable[[], T]) -> T | JobError:
     """What `act` gives, on the generation's thread; a JobError for what the operating system refuses. Raises Cut."""
-    result: T | JobError = groups.beside(lambda: _attempt(folder, act))
+    result: T | JobError = groups.waiter.beside(lambda: _attempt(folder, act))
     return result
 
 

@@ -1,6 +1,6 @@
 """The layers that a rank holds, and their state.
 
-model.py        all layers, those that are here and those that are not
+model.py        all layers, those that are here and those that are not; blueprint.py: what the script builds them by
 whole.py        one that the script has built, which every rank holds whole; statistics.py: of its BatchNorms
 state_shard.py  the state of one layer or tie, exactly
 packing.py      state as bytes, digested

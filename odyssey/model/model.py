@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,16 +21,27 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from odyssey.errors import JobError
+from odyssey.model.blueprint import META, Blueprint, LayerFactory
 from odyssey.model.given import OptimizerFactory, SchedulerFactory
 from odyssey.model.packing import digest
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
 from odyssey.protocol.model_spec import LayerSpec
 
-LayerFactory = Callable[[], nn.Module]
 Occurrence = tuple[int, str]  # layer number and the parameter's name in it
 
-META = torch.device("meta")
+
+class Replay:
+    """The script passes units that others did before this rank came: nothing, where it changes nothing between units."""
+
+    def joining(self) -> None:
+        """It will."""
+
+    def replaying(self) -> None:
+        """It passes one of them, or has come to the end of its loop."""
+
+    def replayed(self) -> None:
+        """It has passed all of them, if there were any, and begins one that it takes part in."""
 
 
 class Model:
@@ -38,6 +49,10 @@ class Model:
 
     changes_between_units = False
     """Whether the script may change what is held between units, and not only the units do."""
+    statistics: Statistics | None = None
+    """What a step changes beside what optimizers do."""
+    replay = Replay()
+    """Of the units that others did before this rank came."""
     reading: Stateful | None = None
     """Where the reading of data stands, if these tell: it goes with the layers."""
 
@@ -50,75 +65,23 @@ class Model:
         seed: int,
     ) -> None:
         """`build()` under `seed` gives the layers: modules, or functions that make one and are called only where it is held."""
-        self._build = build
-        self._seed = seed
-        layers = self._built()
-        if not layers:
-            raise JobError("layers() returned no layers", "return the list of nn.Module that the model consists of")
+        self._blueprint = Blueprint(build, seed)
+        self.layers = self._blueprint.skeletons()
         self.device = device
         self._optimizer = optimizer
         self._scheduler = scheduler
-        self._factories: dict[int, LayerFactory] = {}
-        self.layers: list[nn.Module] = [self._skeleton(i, layer) for i, layer in enumerate(layers)]
-        self._check_statistics()
+        if self.statistics is None:
+            _check_statistics(self.layers)
         self._shared = _find_shared(layer.named_parameters() for layer in self.layers)
         self._shared_buffers = _find_shared(layer.named_buffers() for layer in self.layers)
         self.ties = tuple(sorted({tuple(sorted({i for i, _ in shared})) for shared in self._shared}))
-        self.specs = tuple(self._spec(i) for i in range(len(layers)))
+        self.specs = tuple(_spec(i, layer, self._shared) for i, layer in enumerate(self.layers))
+        self.tie_bytes = tuple(
+            sum(size_bytes(_parameter(self.layers, shared[0])) for shared in _of_tie(tie, self._shared)) for tie in self.ties
+        )
         self.held: frozenset[int] = frozenset()
         self.shards: dict[int, StateShard] = {}
         self.is_as_built = True
-
-    @property
-    def tie_bytes(self) -> tuple[int, ...]:
-        """Of the parameters that the layers of each tie share."""
-        return tuple(
-            sum(size_bytes(_parameter(self.layers, shared[0])) for shared in self._shared_of(t)) for t in range(len(self.ties))
-        )
-
-    def _check_statistics(self) -> None:
-        for i, layer in enumerate(self.layers):
-            if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
-                what = f"layers()[{i}] has a BatchNorm with running statistics, which differ between pipelines"
-                raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False; or odyssey.resilient")
-
-    def _built(self) -> list[nn.Module | LayerFactory]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed)
-            layers = self._build()
-        if not isinstance(layers, Iterable) or isinstance(layers, Mapping | torch.Tensor | str):
-            what = f"layers() returned a {type(layers).__name__}" if layers is not None else "layers() returned nothing"
-            raise JobError(
-                what, "return the list of nn.Module that the model consists of, each called with what the last one gave"
-            )
-        return list(layers)
-
-    def _skeleton(self, index: int, layer: nn.Module | LayerFactory) -> nn.Module:
-        if isinstance(layer, nn.Module):
-            return layer
-        if not callable(layer):
-            what = f"layers()[{index}] is a {type(layer).__name__}"
-            raise JobError(what, "return modules, or functions that build one")
-        self._factories[index] = layer
-        with META:
-            return layer()
-
-    def _spec(self, index: int) -> LayerSpec:
-        layer = self.layers[index]
-        tied = {name for shared in self._shared for i, name in shared if i == index}
-        own = [p for name, p in layer.named_parameters() if name not in tied]
-        tensors = [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers()]
-        facts = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
-        return LayerSpec(
-            name=f"{index}.{type(layer).__name__}",
-            digest=hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest(),
-            parameter_bytes=sum(map(size_bytes, own)),
-            trainable_bytes=sum(size_bytes(p) for p in own if p.requires_grad),
-            buffer_bytes=sum(map(size_bytes, layer.buffers())),
-        )
-
-    def _shared_of(self, tie: int) -> list[tuple[Occurrence, ...]]:
-        return [shared for shared in self._shared if tuple(sorted({i for i, _ in shared})) == self.ties[tie]]
 
     def optimizers(self) -> tuple[str, ...]:
         """In words, what the script makes to train these layers, each only once. Raises JobError for what would not."""
@@ -136,7 +99,7 @@ class Model:
     def values(self) -> tuple[str, ...]:
         """For each layer as built a digest of its values; empty for those that only who holds them builds."""
         return tuple(
-            "" if i in self._factories else digest([*layer.named_parameters(), *layer.named_buffers()])
+            "" if i in self._blueprint.factories else digest([*layer.named_parameters(), *layer.named_buffers()])
             for i, layer in enumerate(self.layers)
         )
 
@@ -186,22 +149,15 @@ class Model:
         Called again, because a rank was lost before the first step, it builds the layers again.
         """
         if not self.is_as_built:
-            self.layers = [self._skeleton(i, layer) for i, layer in enumerate(self._built())]
+            self.layers = self._blueprint.skeletons()
             self.held, self.shards = frozenset(), {}
         self.is_as_built = False
         wanted = frozenset(layers)
-        for i in wanted & set(self._factories):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self._seed + i)
-                self.layers[i] = self._factories[i]()
+        for i in wanted & set(self._blueprint.factories):
+            self.layers[i] = self._blueprint.layer(i)
         self._free(frozenset(range(len(self.layers))) - wanted, wanted)
         _replace([self.layers[i] for i in sorted(wanted)], lambda t: t.detach().to(self.device))
         self._take(wanted)
-
-    @property
-    def statistics(self) -> Statistics | None:
-        """What a step changes beside what optimizers do."""
-        return None
 
     def begin_step(self) -> None:
         """A training step begins, perhaps anew. Raises JobError if the script has made it another model since the last."""
@@ -209,15 +165,6 @@ class Model:
     def unchanged(self) -> AbstractContextManager[None]:
         """Around what is measured."""
         return nullcontext()
-
-    def joining(self) -> None:
-        """The script will pass units that others did before this rank came."""
-
-    def replaying(self) -> None:
-        """It passes one of them, or has come to the end of its loop."""
-
-    def replayed(self) -> None:
-        """It has passed all of them, if there were any, and begins one that it takes part in."""
 
     def copy_of(self, layers: Iterable[int]) -> Model:
         """A model that holds copies of layers, with their values as built, for measuring: nothing done to it lasts."""
@@ -227,7 +174,7 @@ class Model:
         for i in wanted:
             with torch.random.fork_rng(devices=[]):
                 # What a function builds may contain what others contain, too.
-                layer = copy.deepcopy(self._factories[i]() if i in self._factories else self.layers[i])
+                layer = copy.deepcopy(self._blueprint.factories[i]() if i in self._blueprint.factories else self.layers[i])
             other.layers[i] = layer.to(self.device)
         other._take(wanted)
         return other
@@ -240,7 +187,7 @@ class Model:
         if layer in self.held:
             self.keep_only(self.held - {layer})
         module = self.layers[layer]
-        _replace([module], partial(_room_for, self.device), self._modules_of(self.held))
+        _replace([module], partial(_room_for, self.device), _modules_of(self.layers[i] for i in self.held))
         values = state["parameters"] | state["buffers"]
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -264,10 +211,9 @@ class Model:
 
     def _free(self, layers: frozenset[int], but: frozenset[int]) -> None:
         """Let go of the tensors of `layers`, but for modules that are also in one of `but`."""
-        _replace([self.layers[i] for i in sorted(layers)], lambda t: t.detach().to(META), self._modules_of(but))
-
-    def _modules_of(self, layers: Iterable[int]) -> set[nn.Module]:
-        return {module for i in layers for module in self.layers[i].modules()}
+        _replace(
+            [self.layers[i] for i in sorted(layers)], lambda t: t.detach().to(META), _modules_of(self.layers[i] for i in but)
+        )
 
     def export(self, layer: int) -> dict[str, Any]:
         """All state of a held layer, as `adopt` takes it: parameters, buffers (of both kinds), optimizer, scheduler; and where
@@ -327,7 +273,7 @@ class Model:
     def _named(self, number: int, layers: frozenset[int]) -> dict[str, nn.Parameter]:
         if number >= len(self.layers):
             result = {}
-            for shared in self._shared_of(number - len(self.layers)):
+            for shared in _of_tie(self.ties[number - len(self.layers)], self._shared):
                 here = next(occurrence for occurrence in shared if occurrence[0] in layers)
                 result[full_name(*shared[0])] = _parameter(self.layers, here)
             return result
@@ -349,6 +295,35 @@ def in_evaluation(*modules: nn.Module) -> Iterator[None]:
             module.train()  # whatever it does beside the flags is undone
         for module, mode in modes:
             module.training = mode
+
+
+def _check_statistics(layers: Iterable[nn.Module]) -> None:
+    for i, layer in enumerate(layers):
+        if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
+            what = f"layers()[{i}] has a BatchNorm with running statistics, which differ between pipelines"
+            raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False; or odyssey.resilient")
+
+
+def _spec(index: int, layer: nn.Module, all_shared: Sequence[tuple[Occurrence, ...]]) -> LayerSpec:
+    tied = {name for shared in all_shared for i, name in shared if i == index}
+    own = [p for name, p in layer.named_parameters() if name not in tied]
+    tensors = [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers()]
+    facts = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
+    return LayerSpec(
+        name=f"{index}.{type(layer).__name__}",
+        digest=hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest(),
+        parameter_bytes=sum(map(size_bytes, own)),
+        trainable_bytes=sum(size_bytes(p) for p in own if p.requires_grad),
+        buffer_bytes=sum(map(size_bytes, layer.buffers())),
+    )
+
+
+def _of_tie(tie: tuple[int, ...], all_shared: Sequence[tuple[Occurrence, ...]]) -> list[tuple[Occurrence, ...]]:
+    return [shared for shared in all_shared if tuple(sorted({i for i, _ in shared})) == tie]
+
+
+def _modules_of(layers: Iterable[nn.Module]) -> set[nn.Module]:
+    return {module for layer in layers for module in layer.modules()}
 
 
 def full_name(layer: int, name: str) -> str:

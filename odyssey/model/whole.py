@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,10 +21,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from odyssey.errors import JobError
 from odyssey.model import given
 from odyssey.model.given import in_words, needs_closure
-from odyssey.model.model import Model
+from odyssey.model.model import Model, Replay
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
-from odyssey.protocol.model_spec import LayerSpec
 
 
 class Loss(nn.Module):
@@ -48,6 +48,34 @@ class Loss(nn.Module):
         return (loss, metrics) if metrics else loss
 
 
+class WholeReplay(Replay):
+    """The script does then what it does behind each step. `copy_in`: a state, into the script's objects."""
+
+    def __init__(self, copy_in: Callable[[dict[str, Any]], None]) -> None:
+        self._copy_in = copy_in
+        self._is_to_come = False
+        self._state: dict[str, Any] | None = None
+        """It has come before that."""
+
+    def arrived(self, state: dict[str, Any]) -> None:
+        """State has come, which has all in it that the script will do between the units of others."""
+        if self._is_to_come:
+            self._state = copy.deepcopy(state)
+
+    def joining(self) -> None:
+        self._is_to_come = True
+
+    def replaying(self) -> None:
+        """The script has done some of it, to that state."""
+        if self._state is not None:
+            self._copy_in(self._state)
+
+    def replayed(self) -> None:
+        """And the last of it."""
+        self.replaying()
+        self._is_to_come, self._state = False, None
+
+
 class Whole(Model):
     """Its one shard is of the script's own optimizer, scheduler and extra objects."""
 
@@ -67,30 +95,16 @@ class Whole(Model):
         self._own_optimizer = optimizer
         self._own_scheduler = scheduler
         self._extra = tuple(extra)
-        self._is_replayed = False
-        """The script is to pass what others did before this rank came, and does then what it does behind each step."""
-        self._arrived: dict[str, Any] | None = None
-        """State that has come before that."""
-        self._statistics = Statistics(model)
-        layer = Loss(model, loss, self._statistics)
+        self.replay: WholeReplay = WholeReplay(self._copy_in)
+        self.statistics: Statistics = Statistics(model)
+        layer = Loss(model, loss, self.statistics)
         make_scheduler = None if scheduler is None else lambda its: scheduler
         super().__init__(lambda: [layer], lambda parameters: optimizer, make_scheduler, device, 0)
-
-    def _check_statistics(self) -> None:
-        """They are taken care of."""
-
-    def _spec(self, index: int) -> LayerSpec:
-        spec = super()._spec(index)
-        return LayerSpec(type(self._given).__name__, spec.digest, spec.parameter_bytes, spec.trainable_bytes, spec.buffer_bytes)
+        self.specs = (msgspec.structs.replace(self.specs[0], name=type(model).__name__),)
 
     def optimizers(self) -> tuple[str, ...]:
         """What the script has made."""
         return (in_words(self._own_optimizer, self._own_scheduler),)
-
-    @property
-    def statistics(self) -> Statistics:
-        """Those of its BatchNorm modules, and of modules like them."""
-        return self._statistics
 
     def twin(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
         """An optimizer as the script's, for the same parameters, with a state of its own."""
@@ -105,7 +119,7 @@ class Whole(Model):
             others = [name for name, p in self._given.named_parameters() if p.requires_grad != (id(p) in known)]
             what = f"other parameters are to be trained than when the job began{f': {others[0]}' if others else ''}"
             raise JobError(what, "freeze, unfreeze and replace them before odyssey.resilient is called")
-        self._statistics.begin()
+        self.statistics.begin()
 
     def measured(self, metric: Callable[..., Any], batch: Any, output: Any, target: Any) -> Any:
         """The one layer gives nothing but the loss: a metric is computed from the batch."""
@@ -119,7 +133,7 @@ class Whole(Model):
         try:
             yield
         finally:
-            self._statistics.undo()
+            self.statistics.undo()
             with torch.no_grad():
                 for tensor, value in zip(tensors, values, strict=True):
                     tensor.copy_(value)
@@ -157,26 +171,11 @@ class Whole(Model):
 
     def adopt(self, layer: int, state: dict[str, Any]) -> None:
         """Copy a state into the script's objects; once more when the script has passed the units of others."""
-        if self._is_replayed:
-            self._arrived = copy.deepcopy(state)
+        self.replay.arrived(state)
         self.is_as_built = False
         self.read_on(state["reading"])
         self._take(frozenset({layer}))
         self._copy_in(state)
-
-    def joining(self) -> None:
-        """State that comes has all in it that the script will do between the units of others."""
-        self._is_replayed = True
-
-    def replaying(self) -> None:
-        """The script has done some of it, to that state."""
-        if self._arrived is not None:
-            self._copy_in(self._arrived)
-
-    def replayed(self) -> None:
-        """And the last of it."""
-        self.replaying()
-        self._is_replayed, self._arrived = False, None
 
     def _copy_in(self, state: dict[str, Any]) -> None:
         values = state["parameters"] | state["buffers"]

@@ -12,9 +12,9 @@ distributes the positions: each pipeline has as many as it says, in micro-batche
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from itertools import accumulate
+from typing import TypeVar
 
 import msgspec
 
@@ -23,7 +23,6 @@ from odyssey.errors import PlanError
 from odyssey.kernel import Kind
 from odyssey.plan.approximation import Approximation
 from odyssey.plan.estimate import Estimate
-from odyssey.plan.layout import layout_text
 from odyssey.plan.moves import MAX_MOVES, KeepRun, Move, MoveRun
 from odyssey.plan.pipelines import (
     MAX_STAGES,
@@ -35,7 +34,8 @@ from odyssey.plan.pipelines import (
     pipelines_of,
     span_layers,
 )
-from odyssey.plan.worker import Rank, Worker, ranks_of, worker_of
+from odyssey.plan.samples import CutSamples, Samples
+from odyssey.plan.worker import Worker
 
 
 class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -93,7 +93,7 @@ class Work(msgspec.Struct, frozen=True):
     room_bytes: int
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class Schedule(msgspec.Struct, frozen=True, dict=True):
     """The rule that orders computations, and the workers that follow an order of their own.
 
     `1f1b`: one forward, one backward in turn. `split`: the backward in halves, ordered by `work` (odyssey/plan/split.py), with
@@ -111,6 +111,11 @@ class Schedule(msgspec.Struct, frozen=True):
         if self.rule == "1f1b":
             return self.rule
         return f"{self.rule} max" if self.cap is None else f"{self.rule} {self.cap:g}x"
+
+    @cached_property
+    def order_of(self) -> Mapping[Worker, ComputeOrder]:
+        """Worker -> its explicit order, for those that have one."""
+        return {order.worker: order for order in self.orders}
 
     @property
     def has_halves(self) -> bool:
@@ -135,6 +140,9 @@ class ReduceGroup(msgspec.Struct, frozen=True):
     workers: tuple[Worker, ...]
     layers: tuple[int, ...]
     ties: tuple[int, ...]
+
+
+P = TypeVar("P", bound="Plan")
 
 
 class StateFrom(enum.StrEnum):
@@ -192,15 +200,15 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def reduce(self) -> tuple[ReduceGroup, ...]:
         """The reductions with who takes part in each."""
-        return tuple(ReduceGroup(self._summing(its), its.layers, its.ties) for its in self.reductions)
+        return tuple(
+            ReduceGroup(self.holders[its.layers[0]] if its.layers else self.tie_holders(its.ties[0]), its.layers, its.ties)
+            for its in self.reductions
+        )
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """All of them, in their order."""
         return tuple(move for run in self.move_runs for move in run.moves)
-
-    def _summing(self, reduction: Reduction) -> tuple[Worker, ...]:
-        return self.holders(reduction.layers[0]) if reduction.layers else self.tie_holders(reduction.ties[0])
 
     @cached_property
     def is_cut(self) -> bool:
@@ -213,50 +221,12 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             return sum(block.n * block.n_micro_batches for block in self.blocks)
         return -(-self.global_batch // self.micro_batch)
 
-    def n_samples(self, micro_batch: int) -> int:
-        """Samples in a micro-batch: `micro_batch`, or fewer in the step's last one, or in that of a pipeline."""
-        if not self.is_cut:
-            return min(self.micro_batch, self.global_batch - micro_batch * self.micro_batch)
-        its = self.pipelines[self.home[micro_batch]]
-        assert its.n_samples is not None, "the proof: where one pipeline has its number of samples all have"
-        return min(self.micro_batch, its.n_samples - (micro_batch - its.first_micro_batch) * self.micro_batch)
-
-    def positions(self, micro_batch: int) -> range:
-        """Those of the step's global batch that are in a micro-batch."""
-        first = micro_batch * self.micro_batch
-        if self.is_cut:
-            p = self.home[micro_batch]
-            first = self._first_positions[p] + (micro_batch - self.pipelines[p].first_micro_batch) * self.micro_batch
-        return range(first, first + self.n_samples(micro_batch))
-
-    def number(self, micro_batch: int) -> int:
-        """By which the random numbers of a micro-batch are drawn: its own where none is cut, as nothing draws where one is."""
-        return micro_batch
-
-    def only(self, ops: list[Compute]) -> list[Compute]:
-        """Those of a worker's computations that its next step consists of: all, but in the rest of one (rest.py)."""
-        return ops
-
-    @property
-    def in_step(self) -> Iterable[int]:
-        """The micro-batches that its next step consists of: all, but in the rest of one."""
-        return range(self.n_micro_batches)
-
-    def summed(self, micro_batch: int) -> frozenset[int]:
-        """Layers that have the gradients of a micro-batch's samples before the step begins: none, but in the rest of one."""
-        return frozenset()
-
-    def samples_of(self, pipeline: int) -> int:
-        """How many samples of a step a pipeline has."""
-        its = self.pipelines[pipeline]
-        if its.n_samples is not None:
-            return its.n_samples
-        return min(its.stop_micro_batch * self.micro_batch, self.global_batch) - its.first_micro_batch * self.micro_batch
-
     @cached_property
-    def _first_positions(self) -> tuple[int, ...]:
-        """Of each pipeline's samples."""
-        return tuple(accumulate((its.n_samples or 0 for its in self.pipelines[:-1]), initial=0))
+    def samples(self) -> Samples:
+        """Which of a step's samples each micro-batch has."""
+        if self.is_cut:
+            return CutSamples(self.micro_batch, self.global_batch, range(self.n_micro_batches), self.pipelines)
+        return Samples(self.micro_batch, self.global_batch, range(self.n_micro_batches))
 
     @cached_property
     def home(self) -> Mapping[int, int]:
@@ -322,39 +292,19 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """The worker that speaks for the job: the lowest one."""
         return self.workers[0]
 
-    def ranks_of(self, worker: Worker) -> tuple[Rank, ...]:
-        """The ranks that a worker consists of, ascending."""
-        return ranks_of(worker)
-
-    def all_ranks_of(self, workers: Iterable[Worker]) -> tuple[Rank, ...]:
-        """The ranks of several workers, in their order."""
-        return tuple(rank for worker in workers for rank in self.ranks_of(worker))
-
-    def worker_of(self, rank: Rank) -> Worker:
-        """The worker that a rank is part of, whether it has work or not."""
-        return worker_of(rank)
-
     @cached_property
     def approximate(self) -> frozenset[Worker]:
         """Workers whose backward is approximate."""
         return frozenset(() if self.approximation is None else self.approximation.workers)
 
     @cached_property
-    def _holders(self) -> tuple[tuple[Worker, ...], ...]:
+    def holders(self) -> tuple[tuple[Worker, ...], ...]:
+        """For each layer the workers that run or keep it, ascending."""
         return holders_by_layer(self.blocks, self.n_layers, ((run.keep.layers, run.workers) for run in self.keep_runs))
-
-    def holders(self, layer: int) -> tuple[Worker, ...]:
-        """Workers that run or keep `layer`, ascending."""
-        return self._holders[layer]
 
     def tie_holders(self, tie: int) -> tuple[Worker, ...]:
         """Workers that hold any layer of a tie (layers that share a parameter), ascending."""
-        return tuple(sorted({worker for layer in self.ties[tie] for worker in self.holders(layer)}))
-
-    @cached_property
-    def order_of(self) -> Mapping[Worker, ComputeOrder]:
-        """Worker -> its explicit order, for those that have one."""
-        return {order.worker: order for order in self.schedule.orders}
+        return tuple(sorted({worker for layer in self.ties[tie] for worker in self.holders[layer]}))
 
     @cached_property
     def routed_to(self) -> Mapping[Worker, tuple[tuple[int, int], ...]]:
@@ -392,39 +342,23 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """Whether the micro-batch's loss is computed there."""
         return stage == len(self.pipelines[self.home[micro_batch]].stages) - 1
 
-    def layout(self) -> str:
-        """The lengths of its pipelines as people write them; ` -1` behind it counts stages without a worker."""
-        lengths = [len(pipeline.stages) for pipeline in self.pipelines]
-        lost = sum(stage.worker is None for pipeline in self.pipelines for stage in pipeline.stages)
-        text = layout_text(lengths)
-        return f"{text} -{lost}" if lost else text
-
-    def form(self) -> str:
-        """The layout, whether micro-batches are cut, the schedule where it is not plain 1F1B, whether workers keep layers, and
-        whether the backward of some is approximate: `2x4 cut split 1.5x protected`, `2x4 -1 approximate`."""
-        words = [self.layout()]
-        if self.is_cut:
-            words.append("cut")
-        if self.schedule.rule != "1f1b":
-            words.append(self.schedule.name)
-        if self.keep_runs:
-            words.append("protected")
-        if self.approximation is not None:
-            words.append("approximate")
-        return " ".join(words)
-
-    def under(self, schedule: Schedule) -> Plan:
-        """The same under another schedule. What was derived of the rest is not derived again."""
-        other = msgspec.structs.replace(self, schedule=schedule)
-        other.__dict__.update((name, self.__dict__[name]) for name in WITHOUT_SCHEDULE if name in self.__dict__)
-        return other
-
 
 WITHOUT_SCHEDULE = (
-    *("pipelines", "reduce", "moves", "home", "route_of", "runs", "keeps", "holds", "workers", "place", "_holders"),
-    *("routed_to", "groups_of", "moved_to"),
+    *("pipelines", "reduce", "moves", "home", "route_of", "runs", "keeps", "holds", "workers", "place", "holders"),
+    *("routed_to", "groups_of", "moved_to", "is_cut"),
 )
 """What is derived of other fields alone."""
+
+
+def under(plan: Plan, schedule: Schedule) -> Plan:
+    """The same under another schedule. What was derived of the rest is not derived again."""
+    return derived_alike(plan, msgspec.structs.replace(plan, schedule=schedule))
+
+
+def derived_alike(plan: Plan, other: P) -> P:
+    """`other`, which differs from `plan` in no field but the schedule, with what is derived of the rest."""
+    other.__dict__.update((name, plan.__dict__[name]) for name in WITHOUT_SCHEDULE if name in plan.__dict__)
+    return other
 
 
 def encode(plan: Plan) -> bytes:

@@ -64,7 +64,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         if worker in seen:
             yield f"worker {worker} is idle and in {_where(*seen[worker])}"
     for layer in range(plan.n_layers):
-        if not plan.holders(layer):
+        if not plan.holders[layer]:
             yield f"layer {layer} has no holder"
     yield from _keep_problems(plan)
     yield from _route_problems(plan)
@@ -159,8 +159,8 @@ def _reduce_problems(plan: Plan) -> Iterator[str]:
             yield f"{kind} {min(missing)} is in no reduction"
     for group in plan.reduce:
         for layer in group.layers:
-            if plan.holders(layer) != group.workers:
-                yield f"layer {layer} is reduced by {group.workers}, but held by {plan.holders(layer)}"
+            if plan.holders[layer] != group.workers:
+                yield f"layer {layer} is reduced by {group.workers}, but held by {plan.holders[layer]}"
         for t in group.ties:
             if plan.tie_holders(t) != group.workers:
                 yield f"tie {t} is reduced by {group.workers}, but held by {plan.tie_holders(t)}"

@@ -21,8 +21,9 @@ from itertools import groupby, pairwise
 import msgspec
 
 from odyssey.codec import Count
-from odyssey.plan.plan import WITHOUT_SCHEDULE, Compute, Plan
-from odyssey.plan.worker import Rank, Worker
+from odyssey.plan.plan import Plan, derived_alike
+from odyssey.plan.samples import Samples
+from odyssey.plan.worker import Rank, Worker, worker_of
 
 Span = tuple[int, int]
 """Positions `[first, stop)` in the step's global batch."""
@@ -66,48 +67,45 @@ class RestPlan(Plan, frozen=True, dict=True, kw_only=True):
     rest: Rest
 
     @cached_property
-    def _part_of(self) -> Mapping[int, Part]:
-        return {part.micro_batch: part for part in self.rest.parts}
+    def samples(self) -> Samples:
+        return RestSamples(super().samples, self.rest, self.micro_batch, self.global_batch)
+
+
+class RestSamples(Samples):
+    """Those of the rest of a step, each on the way of one of the plan's micro-batches; `whole`: those of the plan's steps."""
+
+    def __init__(self, whole: Samples, rest: Rest, micro_batch: int, global_batch: int) -> None:
+        self._whole = whole
+        self._part_of = {part.micro_batch: part for part in rest.parts}
+        super().__init__(micro_batch, global_batch, self._part_of.keys())
+        self._summed = {
+            part.micro_batch: frozenset(
+                layer
+                for its in rest.summed
+                if any(first <= part.first and part.stop <= stop for first, stop in its.samples)
+                for layer in its.layers
+            )
+            for part in rest.parts
+        }
 
     def positions(self, micro_batch: int) -> range:
         part = self._part_of.get(micro_batch)
-        return super().positions(micro_batch) if part is None else range(part.first, part.stop)
+        return self._whole.positions(micro_batch) if part is None else range(part.first, part.stop)
 
-    def n_samples(self, micro_batch: int) -> int:
+    def n_of(self, micro_batch: int) -> int:
         part = self._part_of.get(micro_batch)
-        return super().n_samples(micro_batch) if part is None else part.stop - part.first
+        return self._whole.n_of(micro_batch) if part is None else part.stop - part.first
 
     def number(self, micro_batch: int) -> int:
-        return self.positions(micro_batch).start // self.micro_batch
-
-    def only(self, ops: list[Compute]) -> list[Compute]:
-        return [op for op in ops if op.micro_batch in self._part_of]
-
-    @property
-    def in_step(self) -> Iterable[int]:
-        return self._part_of
+        return self.positions(micro_batch).start // self._micro_batch
 
     def summed(self, micro_batch: int) -> frozenset[int]:
         return self._summed[micro_batch]
 
-    @cached_property
-    def _summed(self) -> Mapping[int, frozenset[int]]:
-        return {
-            part.micro_batch: frozenset(
-                layer
-                for its in self.rest.summed
-                if any(first <= part.first and part.stop <= stop for first, stop in its.samples)
-                for layer in its.layers
-            )
-            for part in self.rest.parts
-        }
-
 
 def rest_plan(plan: Plan, rest: Rest) -> RestPlan:
     """`plan`, for the rest of its first step."""
-    found = RestPlan(**{name: getattr(plan, name) for name in Plan.__struct_fields__}, rest=rest)
-    found.__dict__.update((name, plan.__dict__[name]) for name in WITHOUT_SCHEDULE if name in plan.__dict__)
-    return found
+    return derived_alike(plan, RestPlan(**{name: getattr(plan, name) for name in Plan.__struct_fields__}, rest=rest))
 
 
 # -- what a rank has summed ------------------------------------------------------------------------------------------------
@@ -162,7 +160,7 @@ def rest_of_step(plan: Plan, summed: Mapping[Rank, Sequence[Summed]]) -> Rest | 
     """
     samples: defaultdict[int, list[Span]] = defaultdict(list)
     for rank, its in summed.items():
-        kept = kept_layers(its, plan, plan.worker_of(rank))
+        kept = kept_layers(its, plan, worker_of(rank))
         for one in its:
             if any(not 0 <= first < stop <= plan.global_batch for first, stop in one.samples):
                 raise ValueError(f"rank {rank} has gradients of samples {list(one.samples)} of {plan.global_batch}")
@@ -213,7 +211,7 @@ def _whole(plan: Plan, first: int) -> int:
 def _on_their_ways(plan: Plan, ways: Sequence[int], missing: Sequence[Span]) -> list[Part]:
     """Each on its own way where that is one of them, as its samples are there already; the others on those that are free."""
     own = {k: span for span in missing if (k := span[0] // plan.micro_batch) < plan.n_micro_batches}
-    at_home = {k: own[k] for k in ways if k in own and plan.positions(k) == range(*own[k])}
+    at_home = {k: own[k] for k in ways if k in own and plan.samples.positions(k) == range(*own[k])}
     others = set(missing).difference(at_home.values())
     elsewhere = dict(zip((k for k in ways if k not in at_home), sorted(others), strict=True))
     return [Part(k, *span) for k, span in sorted({**at_home, **elsewhere}.items())]

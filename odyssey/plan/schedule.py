@@ -114,7 +114,8 @@ def compute_order(plan: Plan, worker: Worker) -> list[Compute]:
     step, what of it is left."""
     known: dict[Worker, list[Compute]] = _memory(plan, "compute_order")
     if worker not in known:
-        known[worker] = plan.only(_ordered(plan, worker))
+        in_step = plan.samples.in_step
+        known[worker] = [op for op in _ordered(plan, worker) if op.micro_batch in in_step]
     return known[worker]
 
 
@@ -125,8 +126,8 @@ def _memory(plan: Plan, name: str) -> dict[Any, Any]:
 
 
 def _ordered(plan: Plan, worker: Worker) -> list[Compute]:
-    if worker in plan.order_of:
-        return _explicit(plan, worker, plan.order_of[worker].ops)
+    if worker in plan.schedule.order_of:
+        return _explicit(plan, worker, plan.schedule.order_of[worker].ops)
     for problem in schedule_problems(plan.schedule, plan.n_layers):
         raise PlanError(problem)
     if worker in plan.routed_to:

@@ -29,7 +29,7 @@ def split_orders(plan: Plan, pipeline: int) -> Orders:
         assert work is not None, "the rule `split` has its work, see Schedule.problems"
         if not its.is_complete or any(plan.home[k] == pipeline for k, _ in plan.route_of):
             raise PlanError(f"pipeline {pipeline} is routed elsewhere in part and has no explicit order")
-        last = plan.n_samples(its.stop_micro_batch - 1)
+        last = plan.samples.n_of(its.stop_micro_batch - 1)
         kept = tuple(plan.keeps.get(worker, NOTHING) for worker in its.workers) if plan.keep_runs else ()
         rule = (work, plan.schedule.cap)
         known[pipeline] = _expanded(*rule, its.ranges, kept, len(its.micro_batches), last, plan.micro_batch)

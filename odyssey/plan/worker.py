@@ -37,5 +37,10 @@ def ranks_of(worker: Worker) -> tuple[Rank, ...]:
 
 
 def worker_of(rank: Rank) -> Worker:
-    """The worker that a rank is part of."""
+    """The worker that a rank is part of, whether it has work or not."""
     return Worker(rank)
+
+
+def all_ranks_of(workers: Iterable[Worker]) -> tuple[Rank, ...]:
+    """The ranks of several workers, in their order."""
+    return tuple(rank for worker in workers for rank in ranks_of(worker))

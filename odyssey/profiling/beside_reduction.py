@@ -21,15 +21,15 @@ def beside_reduction(compute: Callable[[], object], groups: Groups, device: torc
     once. Raises Cut when communication ends."""
     alone_s = statistics.median(_wall_s(compute, device) for _ in range(N_TIMES))
     probe = torch.zeros(PROBE_BYTES // 4, device=device)
-    probe_s = min(_wall_s(lambda: groups.wait(groups.all_reduce(probe).wait), device) for _ in range(N_TIMES))
+    probe_s = min(_wall_s(lambda: groups.waiter.wait(groups.all_reduce(probe).wait), device) for _ in range(N_TIMES))
     wanted_bytes = torch.tensor([min(2 * alone_s / probe_s * PROBE_BYTES, MOST_BYTES), 1.0], device=device)
-    groups.wait(groups.all_reduce(wanted_bytes).wait)
+    groups.waiter.wait(groups.all_reduce(wanted_bytes).wait)
     total_bytes, n_workers = wanted_bytes.tolist()
     beside_s = []
     for _ in range(N_TIMES):
         reduction = groups.all_reduce(torch.zeros(int(total_bytes / n_workers) // 4 + 1, device=device))
         beside_s.append(_wall_s(compute, device))
-        groups.wait(reduction.wait)
+        groups.waiter.wait(reduction.wait)
     return max(1.0, statistics.median(beside_s) / alone_s)
 
 

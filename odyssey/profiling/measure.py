@@ -173,9 +173,9 @@ def _alone_s(
     """What the last rank's layers take while the others wait, in seconds. When it returns, all are here."""
     if len(chain) == 1:
         return None
-    groups.wait(groups.all_reduce(torch.zeros(1)).wait)
+    groups.waiter.wait(groups.all_reduce(torch.zeros(1)).wait)
     alone_s = _passes_s(_timings(stage, model, inputs, job_spec, N_ALONE)) if stage == chain[-1] else None
-    groups.wait(groups.all_reduce(torch.zeros(1)).wait)
+    groups.waiter.wait(groups.all_reduce(torch.zeros(1)).wait)
     return alone_s
 
 
@@ -329,7 +329,7 @@ def _probe(peer: Worker, groups: Groups, output_bytes: int) -> tuple[float, floa
     small_s, _ = _round_trips(peer, groups, 8)
     large_s, _ = _round_trips(peer, groups, PROBE_BYTES)
     size = torch.tensor([output_bytes])
-    groups.wait(groups.send(size, peer, PROBE_TAG).wait)
+    groups.waiter.wait(groups.send(size, peer, PROBE_TAG).wait)
     _, overhead_s = _round_trips(peer, groups, output_bytes)
     return small_s / 2, PROBE_BYTES / max((large_s - small_s) / 2, 1e-9), overhead_s
 
@@ -339,7 +339,7 @@ def _answer_probe(peer: Worker, groups: Groups) -> float:
     for n_bytes in (8, PROBE_BYTES):
         _answer_round_trips(peer, groups, n_bytes)
     size = torch.empty(1, dtype=torch.int64)
-    groups.wait(groups.receive(size, peer, PROBE_TAG).wait)
+    groups.waiter.wait(groups.receive(size, peer, PROBE_TAG).wait)
     return _answer_round_trips(peer, groups, int(size))
 
 
@@ -350,8 +350,8 @@ def _round_trips(peer: Worker, groups: Groups, n_bytes: int) -> tuple[float, flo
     before_s = time.process_time()
     for _ in range(N_REPEATS):
         start_s = time.monotonic()
-        groups.wait(groups.send(message, peer, PROBE_TAG).wait)
-        groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
+        groups.waiter.wait(groups.send(message, peer, PROBE_TAG).wait)
+        groups.waiter.wait(groups.receive(message, peer, PROBE_TAG).wait)
         seconds.append(time.monotonic() - start_s)
     return min(seconds), (time.process_time() - before_s) / (2 * N_REPEATS)
 
@@ -360,8 +360,8 @@ def _answer_round_trips(peer: Worker, groups: Groups, n_bytes: int) -> float:
     message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
     before_s = time.process_time()
     for _ in range(N_REPEATS):
-        groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
-        groups.wait(groups.send(message, peer, PROBE_TAG).wait)
+        groups.waiter.wait(groups.receive(message, peer, PROBE_TAG).wait)
+        groups.waiter.wait(groups.send(message, peer, PROBE_TAG).wait)
     return (time.process_time() - before_s) / (2 * N_REPEATS)
 
 

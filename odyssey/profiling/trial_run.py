@@ -63,7 +63,7 @@ def try_steps(
                 started_s = time.monotonic()
                 sums = torch.tensor(engine.run_step(step)[:N_VALUES], dtype=torch.float64)
                 if len(plan.workers) > 1:
-                    groups.wait(groups.all_reduce(sums).wait)
+                    groups.waiter.wait(groups.all_reduce(sums).wait)
                 engine.apply(1 / plan.global_batch)
                 seconds.append(time.monotonic() - started_s)
             times, step_s = engine.computation.clock.take(plan.micro_batch), statistics.median(seconds[1:])

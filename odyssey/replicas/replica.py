@@ -21,7 +21,7 @@ from odyssey.model.packing import digest
 from odyssey.plan.plan import Plan
 from odyssey.plan.rest import Rest, Summed
 from odyssey.plan.schedule import Op
-from odyssey.plan.worker import Rank, Worker
+from odyssey.plan.worker import Rank, Worker, all_ranks_of, ranks_of
 from odyssey.protocol.link import AgentLink
 from odyssey.protocol.model_spec import Boundary, LayerSpec, ModelSpec
 from odyssey.protocol.orders import Measure
@@ -55,24 +55,24 @@ class Member:
     def __init__(self, plan: Plan, worker: Worker, groups: Groups) -> None:
         self.plan = plan
         self.worker = worker
-        (self.rank,) = plan.ranks_of(worker)
+        (self.rank,) = ranks_of(worker)
         self.groups = groups
         self.now: tuple[Op | str, float] = ("between collectives", time.monotonic())
         self.begun: set[Operation] = set()
-        self.ranks = plan.all_ranks_of(plan.workers)
+        self.ranks = all_ranks_of(plan.workers)
         self._free: defaultdict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = defaultdict(list)
         self._alone = None if len(self.ranks) > 1 else _group_of_one()
 
     def start(self, operation: Callable[[Any], Any]) -> Any:
         """In the group of all. Raises Cut."""
-        self.groups.check()
+        self.groups.waiter.check()
         if self._alone is not None:
             return operation(self._alone)
         return self.groups.over(self.plan.workers, operation)
 
     def wait(self, works: Sequence[Any]) -> None:
         """Raises Cut."""
-        self.groups.wait(lambda: [work.wait() for work in works])
+        self.groups.waiter.wait(lambda: [work.wait() for work in works])
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """In memory that was used before, if there is some: new pages cost more than the copy."""
@@ -96,14 +96,14 @@ class Member:
 
 def _receive(sums: Sequence[Sum], groups: Groups, giver: Worker) -> None:
     for its in sums:
-        its.take_over(lambda tensor: groups.wait(_send_on(groups, giver, tensor).wait))
+        its.take_over(lambda tensor: groups.waiter.wait(_send_on(groups, giver, tensor).wait))
 
 
 def _send_on(groups: Groups, giver: Worker, tensor: torch.Tensor) -> Any:
     """From one to all in these groups."""
     options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = groups.members.index(giver), 0
-    return groups.over(groups.members, lambda group: group.broadcast([tensor], options))
+    options.rootRank, options.rootTensor = groups.needs.members.index(giver), 0
+    return groups.over(groups.needs.members, lambda group: group.broadcast([tensor], options))
 
 
 def _group_of_one() -> Any:
@@ -240,7 +240,7 @@ class Replica:
 
     def let_go(self, runner: Member, plan: Plan, rest: Rest | None) -> None:
         """Here it is known who goes on."""
-        going = frozenset(plan.all_ranks_of(plan.workers))
+        going = frozenset(all_ranks_of(plan.workers))
         if lost := sorted(set(self.seen) - going):
             self.has_lost = True
             if not self.has_ddp:
@@ -278,7 +278,7 @@ class Replica:
             generation=plan.generation,
             position=position,
             digests=((0, self._digest()),),
-            samples=tuple((k, plan.n_samples(k)) for k in mine),
+            samples=tuple((k, plan.samples.n_of(k)) for k in mine),
             denominator=len(runner.ranks),
             groups_s=groups_s,
             moves_s=moves_s,

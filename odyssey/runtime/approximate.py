@@ -219,9 +219,9 @@ def _parameter(model: Model, layer: int, name: str) -> nn.Parameter:
 def approximate_samples(plan: Plan) -> dict[int, int]:
     """Layer -> samples of the plan's next step that workers run through it whose backward is approximate."""
     found: dict[int, int] = {}
-    for k in plan.in_step:
+    for k in plan.samples.in_step:
         for s, stage in enumerate(plan.pipelines[plan.home[k]].stages):
             if plan.runner(k, s) in plan.approximate:
-                for layer in set(stage.layers) - plan.summed(k):
-                    found[layer] = found.get(layer, 0) + plan.n_samples(k)
+                for layer in set(stage.layers) - plan.samples.summed(k):
+                    found[layer] = found.get(layer, 0) + plan.samples.n_of(k)
     return found

@@ -104,7 +104,7 @@ class Computation:
         self.model = model
         self.expectations = expectations
         self.clock = Clock(model.device)
-        self._job_spec = job_spec
+        self.job_spec = job_spec
         self._data = data
         self._generator = default_generator(model.device)
         self._n_whole = -(-plan.global_batch // plan.micro_batch)
@@ -139,8 +139,8 @@ class Computation:
         """Run `op`, and put what it gives where the ops behind it look."""
         plan = attempt.plan
         layers = plan.layer_range(op.micro_batch, op.stage)
-        is_as_profiled = self._approximately is None and plan.summed(op.micro_batch).isdisjoint(layers.layers)
-        n_samples = plan.n_samples(op.micro_batch)
+        is_as_profiled = self._approximately is None and plan.samples.summed(op.micro_batch).isdisjoint(layers.layers)
+        n_samples = plan.samples.n_of(op.micro_batch)
         with self.clock.measure(op.kind, layers.first, layers.stop, n_samples) if is_as_profiled else nullcontext():
             match op.kind:
                 case "F":
@@ -159,7 +159,7 @@ class Computation:
         """
         for number, shard in self.model.shards.items():
             if shard.optimizer is not None:
-                self._generator.manual_seed(layer_seed(self._job_spec.seed, step, self._n_whole, number))
+                self._generator.manual_seed(layer_seed(self.job_spec.seed, step, self._n_whole, number))
                 shard.optimizer.step()
             if shard.scheduler is not None:
                 shard.scheduler.step()
@@ -182,15 +182,15 @@ class Computation:
                     pieces.append(Piece(range(first, layer), leaves, flatten(value, layer - 1)))
                     first, value = layer, detached(value)
                     leaves = pytree.tree_leaves(value)
-                number = plan.number(op.micro_batch)
-                self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, number, layer))
+                number = plan.samples.number(op.micro_batch)
+                self._generator.manual_seed(layer_seed(self.job_spec.seed, attempt.step, number, layer))
                 value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
             if plan.is_last(op.micro_batch, op.stage):
                 sample = self._sample(op, attempt)
-                weight = self.weight_of(sample, plan.n_samples(op.micro_batch))
+                weight = self.job_spec.weight_of(sample, plan.samples.n_of(op.micro_batch))
                 loss, metrics = self.loss(value, self._on_device(sample[1]))
-                if stage.stop - 1 not in plan.summed(op.micro_batch):
-                    attempt.tally.count(plan.positions(op.micro_batch), loss, metrics, weight)
+                if stage.stop - 1 not in plan.samples.summed(op.micro_batch):
+                    attempt.tally.count(plan.samples.positions(op.micro_batch), loss, metrics, weight)
                 outputs = [loss]
             else:
                 outputs = flatten(value, stage.stop - 1)
@@ -201,10 +201,10 @@ class Computation:
 
     def _sample(self, op: Compute, attempt: Try) -> Any:
         """`(input, target)` of a micro-batch. However slow the data set is, a cut ends the wait: raises Cut."""
-        key = attempt.step, attempt.plan.positions(op.micro_batch)
+        key = attempt.step, attempt.plan.samples.positions(op.micro_batch)
         if not self._data.is_there(*key):
-            attempt.groups.beside(partial(self._data.wait_for, *key))
-        return self._data.get(*key, attempt.groups.check)
+            attempt.groups.waiter.beside(partial(self._data.wait_for, *key))
+        return self._data.get(*key, attempt.groups.waiter.check)
 
     def _call(self, layer: int, value: Any) -> Any:
         if self._approximately is None or layer not in self._approximately.layers:
@@ -226,7 +226,7 @@ class Computation:
         self._hand_back(op, attempt, live)
 
     def _whole_backward(self, op: Compute, attempt: Try, live: Live, gradients: list[torch.Tensor | None]) -> None:
-        summed = attempt.plan.summed(op.micro_batch)
+        summed = attempt.plan.samples.summed(op.micro_batch)
         for piece in reversed(live.pieces):
             with sparing(self._weights(summed.intersection(piece.layers))):
                 backward(piece.outputs, gradients)
@@ -240,7 +240,7 @@ class Computation:
             live.gradients = gradients  # there is no such half
         else:
             for piece in reversed(live.pieces):
-                weights = self._weights(set(piece.layers) - attempt.plan.summed(op.micro_batch))
+                weights = self._weights(set(piece.layers) - attempt.plan.samples.summed(op.micro_batch))
                 piece.split = backward_input(piece.outputs, gradients, piece.inputs, weights)
                 piece.outputs = []
                 gradients = [leaf.grad for leaf in piece.inputs]
@@ -286,20 +286,16 @@ class Computation:
         found = {id(p): p for layer in layers for p in self.model.layers[layer].parameters() if p.requires_grad}
         return list(found.values())
 
-    def weight_of(self, sample: Any, n_samples: int) -> float:
-        """How much a micro-batch counts, `(input, target)`."""
-        return self._job_spec.weight_of(sample, n_samples)
-
     def loss(self, output: Any, target: Any) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Call the script's loss: it and the metrics beside it are means over the samples."""
-        return self._job_spec.loss_and_metrics(output, target)
+        return self.job_spec.loss_and_metrics(output, target)
 
     def precision(self) -> AbstractContextManager[Any]:
         """In which the layers are called."""
-        return precision(self.model.device, self._job_spec.autocast)
+        return precision(self.model.device, self.job_spec.autocast)
 
     def _expect(self, layer: int, op: Compute, attempt: Try) -> Expectation:
-        return self.expectations.behind(layer, attempt.plan.n_samples(op.micro_batch))
+        return self.expectations.behind(layer, attempt.plan.samples.n_of(op.micro_batch))
 
     def _on_device(self, value: Any) -> Any:
         return on_device(value, self.model.device)

@@ -21,7 +21,7 @@ from odyssey.protocol.orders import Command, Connect, Drain, Go, Known, Pause, P
 from odyssey.protocol.reports import Broken, Connected, HandOn, Paused, Pong
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
-from odyssey.runtime.phase import Communication, Phase
+from odyssey.runtime.phase import Communication, Phase, word_of
 from odyssey.runtime.sum_group import SumGroup
 from odyssey.runtime.work import State
 
@@ -98,7 +98,7 @@ class Control:
             ahead = self._ahead
             if ahead is not None and ahead.needs == needs:
                 self._ahead = None
-                ahead.are_for(generation)
+                ahead.introductions.generation = generation
                 return ahead
             self._forget_ahead()
             return None
@@ -200,7 +200,7 @@ class Control:
         with self._lock:
             for groups in (self._groups, self._ahead, self._giving):
                 if groups is not None:
-                    groups.learn(known)
+                    groups.introductions.learn(known)
 
     def _pong(self, number: int) -> Pong:
         phase, at = self._phase, self._at()
@@ -214,7 +214,7 @@ class Control:
             what, waiting = "idle", True
         else:
             takes_orders = phase.communication in (Communication.STOPPED, Communication.READY, Communication.BROKEN)
-            waiting = takes_orders or (self._groups is not None and self._groups.waits_for_others)
+            waiting = takes_orders or (self._groups is not None and self._groups.waiter.waits_for_others)
         return Pong(number, phase.position, phase.kind, what, waiting, time.monotonic() - since_s)
 
     # -- under the lock -------------------------------------------------------------------------------------------------
@@ -243,5 +243,5 @@ class Control:
             self._phase = phase.answered()
             held, summed = tuple(sorted(self._state.held)), self._state.summed()
             whole = () if self._groups is None else self._groups.whole()
-            at, hands_on = (phase.position, phase.word), self._state.hands_on
+            at, hands_on = (phase.position, word_of(phase)), self._state.hands_on
             self._link.report(Paused(self._link.rank, phase.generation, *at, held, summed, whole, phase.passed, hands_on))

@@ -16,7 +16,7 @@ from odyssey.model.model import Model
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.rest import Rest, rest_plan
 from odyssey.plan.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
-from odyssey.plan.worker import Worker
+from odyssey.plan.worker import Worker, ranks_of
 from odyssey.protocol.model_spec import Boundary
 from odyssey.runtime import metrics
 from odyssey.runtime.agreed_numbers import rates_told
@@ -45,7 +45,7 @@ class Share:
         self.reductions = Reductions(plan, worker, self.program, gradients, groups, tally)
         self.forwards = [op for op in self.program if isinstance(op, Compute) and op.kind == "F"]
         read = dict.fromkeys(op.micro_batch for op in self.forwards if op.stage == 0 or plan.is_last(op.micro_batch, op.stage))
-        self.read = [plan.positions(micro_batch) for micro_batch in read]
+        self.read = [plan.samples.positions(micro_batch) for micro_batch in read]
 
 
 class Engine:
@@ -67,7 +67,7 @@ class Engine:
         """`rest`: what the first step of the plan is the rest of, if it is: what `tally` has of that is in the gradients."""
         self.plan = plan
         self.worker = worker
-        (self.rank,) = plan.ranks_of(worker)
+        (self.rank,) = ranks_of(worker)
         self.groups = groups
         self.now: tuple[Op | str, float] = ("between steps", time.monotonic())
         self.model = model
@@ -91,7 +91,7 @@ class Engine:
         """Micro-batches whose loss this worker computes, and how many samples each has."""
         plan = self.plan
         last = (op.micro_batch for op in self._whole.forwards if plan.is_last(op.micro_batch, op.stage))
-        return tuple((micro_batch, plan.n_samples(micro_batch)) for micro_batch in last)
+        return tuple((micro_batch, plan.samples.n_of(micro_batch)) for micro_batch in last)
 
     def _new_try(self, step: int, share: Share) -> Try:
         exchange = Exchange(share.plan, self.groups, self.expectations, share.program)
@@ -116,8 +116,8 @@ class Engine:
             self._begin(step, rest or self._whole)
             self.model.begin_step()
             self._run_program()
-            if self.model.statistics and len(self.groups.members) > 1:
-                self.groups.wait(self.groups.all_reduce(self.model.statistics.sums).wait)
+            if self.model.statistics and len(self.groups.needs.members) > 1:
+                self.groups.waiter.wait(self.groups.all_reduce(self.model.statistics.sums).wait)
             self._try.healthy.scale()
             if rest is None:
                 self._exchange_snapshots(step)
@@ -128,7 +128,7 @@ class Engine:
         """Of the splits of which this worker reads the first sample of the step."""
         if (snapshots := self._data.snapshots) is not None and is_due(step):
             plan = self.plan
-            mine = [plan.positions(k) for k in range(plan.n_micro_batches) if plan.runner(k, 0) == self.worker]
+            mine = [plan.samples.positions(k) for k in range(plan.n_micro_batches) if plan.runner(k, 0) == self.worker]
             snapshots.exchange(step, mine, self.groups)
 
     def _told(self) -> list[float]:
@@ -156,7 +156,7 @@ class Engine:
             began_s.append(now_s)
             match op:
                 case Compute():
-                    self.groups.check()
+                    self.groups.waiter.check()
                     self._compute(op)
                 case Send():
                     outputs = self._try.live[op.stage, op.micro_batch].outputs if op.kind == "F" else []
@@ -180,8 +180,8 @@ class Engine:
             self.computation.compute(op, self._try)
             return
         plan, k = self._try.plan, op.micro_batch
-        layers, summed = plan.layer_range(k, op.stage).layers, plan.summed(k)
-        with self._tally.adding(frozenset(layers) - summed if summed else layers, plan.positions(k)):
+        layers, summed = plan.layer_range(k, op.stage).layers, plan.samples.summed(k)
+        with self._tally.adding(frozenset(layers) - summed if summed else layers, plan.samples.positions(k)):
             self.computation.compute(op, self._try)
         if plan.approximation is not None or self._try.exchange.has_queued:
             self._tally.lose(layers)  # another plan's step would be approximate in part, or of what has never come

@@ -60,8 +60,8 @@ class Reader:
             data.want(number, part, then)
             for sample_ids in part:
                 if not data.is_there(number, sample_ids):
-                    engine.groups.beside(partial(data.wait_for, number, sample_ids))
-                yield data.get(number, sample_ids, engine.groups.check)
+                    engine.groups.waiter.beside(partial(data.wait_for, number, sample_ids))
+                yield data.get(number, sample_ids, engine.groups.waiter.check)
 
     def close(self) -> None:
         """Read no more. A sample that is being read is waited for."""
@@ -119,7 +119,7 @@ class _Pass:
                 self._engine.now = (f"evaluation of micro-batch {number}", time.monotonic())
                 self._run(len(sample_ids), route)
         for work, _ in self._sent:
-            self._engine.groups.wait(work.wait)
+            self._engine.groups.waiter.wait(work.wait)
         return [self._loss, self._weight, *(metrics.summed(self._totals, self._n_samples) if self._n_samples else [])]
 
     def _run(self, n_samples: int, route: Sequence[tuple[Worker, range]]) -> None:
@@ -129,13 +129,13 @@ class _Pass:
         weight = 0.0
         if me in (route[0][0], route[-1][0]):
             sample = next(self._samples)
-            weight = self._engine.computation.weight_of(sample, n_samples)
+            weight = self._engine.computation.job_spec.weight_of(sample, n_samples)
             batch = on_device(sample[0], device) if me == route[0][0] else None
             target = on_device(sample[1], device) if me == route[-1][0] else None
         for s, (worker, layers) in enumerate(route):
             if worker != me:
                 continue
-            self._engine.groups.check()
+            self._engine.groups.waiter.check()
             if s == 0:
                 value = batch
             elif route[s - 1][0] != me:
@@ -159,19 +159,19 @@ class _Pass:
 
     def _receive(self, worker: Worker, layer: int, n_samples: int) -> Any:
         groups, expected = self._engine.groups, self._engine.expectations.behind(layer, n_samples)
-        tensors = expected.empty(groups.wire_device)
+        tensors = expected.empty(groups.wire.device)
         for tensor in tensors:
             groups.finish(groups.receive(tensor, worker, _TAG, "outputs"))
-        return expected.nest([groups.from_wire(tensor) for tensor in tensors])
+        return expected.nest([groups.wire.inward(tensor) for tensor in tensors])
 
     def _send(self, worker: Worker, layer: int, value: Any, n_samples: int) -> None:
         groups, tensors = self._engine.groups, flatten(value, layer)
         self._engine.expectations.behind(layer, n_samples).check(tensors)
         for tensor in tensors:
-            wire = groups.to_wire(tensor)
+            wire = groups.wire.outward(tensor)
             self._sent.append((groups.send(wire, worker, _TAG, "outputs"), wire))
         while len(self._sent) > N_SENDS_IN_FLIGHT:
-            groups.wait(self._sent.popleft()[0].wait)
+            groups.waiter.wait(self._sent.popleft()[0].wait)
 
 
 _TAG = 1 << 30

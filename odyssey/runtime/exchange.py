@@ -39,7 +39,7 @@ class Exchange:
 
     def begin(self) -> None:
         """Post the first receives."""
-        if not self._groups.only_queues:
+        if not self._groups.wire.is_on_device:
             for _ in range(N_RECEIVES_AHEAD):
                 self._post_next()
 
@@ -62,7 +62,7 @@ class Exchange:
         if op.kind == "B":
             tensors = self.take("B", op.stage, op.micro_batch) or [torch.empty(1, dtype=torch.uint8)]
         tag, way = self._tag(op), _way(op)
-        wires = [self._groups.to_wire(tensor.detach()) for tensor in leaving(op, tensors)]
+        wires = [self._groups.wire.outward(tensor.detach()) for tensor in leaving(op, tensors)]
         sent = [(self._groups.send(wire, op.peer, tag, way), wire) for wire in wires]
         if op.kind == "F":
             self._sent_outputs[op.stage, op.micro_batch] = sent
@@ -70,7 +70,7 @@ class Exchange:
         self._sent_gradients += sent
         while len(self._sent_gradients) > N_GRADIENTS_IN_FLIGHT:
             work, _ = self._sent_gradients.popleft()
-            self._groups.wait(work.wait)
+            self._groups.waiter.wait(work.wait)
 
     def receive(self, op: Receive) -> list[torch.Tensor]:
         """Wait for what `op` receives. Raises Cut."""
@@ -80,11 +80,11 @@ class Exchange:
         while self._received and self._received[0].is_completed():
             self._groups.finish(self._received.popleft())
         for work in works:
-            self._groups.wait(work.wait)
-            if self._groups.only_queues:
+            self._groups.waiter.wait(work.wait)
+            if self._groups.wire.is_on_device:
                 self._received.append(work)
                 self.has_queued = True
-        tensors = [self._groups.from_wire(tensor) for tensor in tensors]
+        tensors = [self._groups.wire.inward(tensor) for tensor in tensors]
         if op.kind == "F":
             self._require_gradients(op, tensors)
         self._arrived[op.kind, op.stage, op.micro_batch] = tensors
@@ -101,7 +101,7 @@ class Exchange:
 
     def _require_gradients(self, op: Compute | Receive, tensors: list[torch.Tensor]) -> None:
         layers = self._plan.layer_range(op.micro_batch, op.stage)
-        expected = self._expectations.behind(layers.stop - 1, self._plan.n_samples(op.micro_batch)).tensors
+        expected = self._expectations.behind(layers.stop - 1, self._plan.samples.n_of(op.micro_batch)).tensors
         for tensor, spec in zip(tensors, expected, strict=True):
             tensor.requires_grad_(spec.requires_grad)
 
@@ -109,8 +109,8 @@ class Exchange:
         if not self._to_post:
             return
         op = self._to_post.popleft()
-        layers, n_samples = self._plan.layer_range(op.micro_batch, op.stage), self._plan.n_samples(op.micro_batch)
-        device = self._groups.wire_device
+        layers, n_samples = self._plan.layer_range(op.micro_batch, op.stage), self._plan.samples.n_of(op.micro_batch)
+        device = self._groups.wire.device
         if op.kind == "F":
             tensors = self._expectations.behind(layers.stop - 1, n_samples).empty(device)
         else:

@@ -19,14 +19,14 @@ import torch
 import torch.distributed as dist
 
 from odyssey.plan.needs import Needs, SumOver
-from odyssey.plan.worker import Rank, Worker, ranks_of
-from odyssey.protocol.orders import Known
+from odyssey.plan.worker import Worker, all_ranks_of
 from odyssey.protocol.reports import Offered, WholeGroup
-from odyssey.runtime import nccl, peer_memory, peers
+from odyssey.runtime import nccl, peers
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import Introductions
+from odyssey.runtime.neighbour_memory import NeighbourMemory
 from odyssey.runtime.sum_group import Sum, SumGroup
-from odyssey.runtime.transport import Transport, all_ranks_of, gloo_device
+from odyssey.runtime.transport import Transport, Wire, gloo_device
 from odyssey.runtime.tree import TreeSum
 from odyssey.runtime.waiter import Waiter
 
@@ -47,7 +47,7 @@ class Groups:
 
     `offer`: tells the agent, whose answers are for `learn`. `here`: an address of this host to listen at; empty for the one of
     the environment. `attempt`: tells groups apart that are built in one generation, see Connect. `kept`: those that are needed
-    and that another generation has handed over. One owner thread calls all but `build_beside`, `cut`, `learn` and `whole`.
+    and that another generation has handed over. One owner thread calls all but `build_beside`, `cut` and `whole`.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class Groups:
         kept: Iterable[SumGroup] = (),
     ) -> None:
         self.me = me
-        self.device = device
         self.needs = needs
         self._movers = needs.movers or needs.members
         prefix = f"{attempt} " if attempt else ""
@@ -82,36 +81,16 @@ class Groups:
         self._here = here
         self._on_device: _OnDevice = {}
         self._moving: Any = None
-        self._cards: dict[Rank, bytes] = {}
-        """The cards of the others, by rank."""
-        self._readers: set[Rank] = set()
-        """Ranks that can read this one's memory."""
-        self.lent: set[Any] = set()
-        """What others may be reading now. It stays until they have: where that is cut, as long as there are these groups, since
-        all ranks stand still before the next ones."""
+        self.memory = NeighbourMemory()
         self._device: Any = None
         """The transport's own: it has the socket at which this rank listens."""
         self._lock = threading.Lock()
-        _living.difference_update([groups for groups in list(_living) if not groups._waiter.thread.is_alive()])
-        self._waiter: Waiter = Waiter(f"odyssey-wait-{generation}", self._forget)
-        self._introductions = Introductions(generation, offer)
-        self._transport = Transport(me, device, needs.limit, prefix, self._introductions, self._waiter)
+        _living.difference_update([groups for groups in list(_living) if not groups.waiter.thread.is_alive()])
+        self.waiter: Waiter = Waiter(f"odyssey-wait-{generation}", self._forget)
+        self.introductions = Introductions(generation, offer)
+        self.wire = Wire(device)
+        self._transport = Transport(me, self.wire, needs.limit, prefix, self.introductions, self.waiter)
         _living.add(self)
-
-    @property
-    def members(self) -> tuple[Worker, ...]:
-        """The workers, in their order in the group."""
-        return self.needs.members
-
-    @property
-    def ranks(self) -> tuple[Rank, ...]:
-        """Theirs, in this order."""
-        return all_ranks_of(self.members)
-
-    @property
-    def limit(self) -> timedelta:
-        """The limit of an operation, as far as the transport is concerned."""
-        return self.needs.limit
 
     # -- the owner's side ---------------------------------------------------------------------------------------------
 
@@ -120,44 +99,22 @@ class Groups:
         if self._has_none:
             return
         if not self._is_begun:
-            self.check()
-            self._waiter.begin(self._build)
-        self._waiter.result()
+            self.waiter.check()
+            self.waiter.begin(self._build)
+        self.waiter.result()
 
     @property
     def _has_none(self) -> bool:
         return len(self._movers) < 2 or self.me not in self._movers
 
-    def wait(self, blocking: Callable[[], Any]) -> Any:
-        """See Waiter."""
-        return self._waiter.wait(blocking)
-
-    def beside(self, blocking: Callable[[], Any]) -> Any:
-        """See Waiter."""
-        return self._waiter.beside(blocking)
-
-    def check(self) -> None:
-        """See Waiter."""
-        self._waiter.check()
-
-    @property
-    def waits_for_others(self) -> bool:
-        """The owner does nothing now but wait for what other ranks do."""
-        return self._waiter.waits_for_others
-
-    @property
-    def only_queues(self) -> bool:
-        """Whether a wait for what goes from device to device ends before it is done there."""
-        return self._transport.is_on_device
-
     def finish(self, work: Any) -> None:
         """Wait until `work` is done: on a device not only queued, as `Work.wait` has it. Raises Cut."""
-        self.wait(partial(nccl.finish, work) if self.only_queues else work.wait)
+        self.waiter.wait(partial(nccl.finish, work) if self.wire.is_on_device else work.wait)
 
     def all_reduce(self, tensor: torch.Tensor, subset: tuple[Worker, ...] | None = None, limit: timedelta | None = None) -> Any:
         """Start a sum of `tensor` over a subset that reduces (default: all workers) in place; wait for the work it returns by
         `wait`."""
-        limit = limit or self.limit
+        limit = limit or self.needs.limit
         options = dist.AllreduceOptions()
         options.timeout = limit
         if subset is not None:
@@ -175,7 +132,7 @@ class Groups:
 
     def _sum(self, groups: Sequence[SumGroup], operation: Callable[[], Any]) -> Sum:
         with self._lock:
-            self.check()  # what a cut has found whole stays so
+            self.waiter.check()  # what a cut has found whole stays so
             for group in groups:
                 group.begin()
         return Sum(groups, self._start(operation, is_on_device=any(group.is_on_device for group in groups)))
@@ -191,24 +148,9 @@ class Groups:
         group, rank = self._way_to(tensor, worker, way)
         return self._start(lambda: group.recv([tensor], rank, tag), is_on_device=tensor.device.type != "cpu")
 
-    def is_read_by(self, worker: Worker) -> bool:
-        """Whether that one can read this rank's memory: what is on the host goes there without being sent."""
-        return all(rank in self._readers for rank in ranks_of(worker))
-
-    def read(self, worker: Worker, parts: Iterable[peer_memory.Part]) -> None:
-        """Copy from the memory of one that `is_read_by` this one. Raises Cut, as a connection that ends does."""
-        card = self._cards[ranks_of(worker)[0]]
-        try:
-            if (memory := peer_memory.reach(card)) is None:
-                raise PermissionError("it is not to be read")
-            memory.read(parts, self.check)
-        except OSError as error:
-            peer_memory.forget(card)  # the next groups try again
-            raise Cut(f"the memory of rank {worker}: {error}") from None
-
     def _start(self, operation: Callable[[], Any], *, is_on_device: bool = False) -> Any:
         if is_on_device:
-            return self.beside(nccl.on_this_stream(operation))
+            return self.waiter.beside(nccl.on_this_stream(operation))
         try:
             return operation()
         except RuntimeError as error:  # the connection has ended already
@@ -220,31 +162,15 @@ class Groups:
         assert way is not None or not is_on_device, f"a tensor on {tensor.device} goes no way"
         if way is not None and is_on_device:
             if (way, worker) not in self._on_device:
-                self.wait(partial(self._pair_on_device, worker))
+                self.waiter.wait(partial(self._pair_on_device, worker))
             return self._on_device[way, worker], int(worker > self.me)
         if self.needs.are_meshed(self.me, worker):
-            return self._mesh, self.members.index(worker)
+            return self._mesh, self.needs.members.index(worker)
         if self._moving is not None:
             return self._moving, self._movers.index(worker)
         if worker not in self._pairs:
-            self.wait(partial(self._build_pair, worker))
+            self.waiter.wait(partial(self._build_pair, worker))
         return self._pairs[worker], int(worker > self.me)
-
-    # Gloo sends and receives from host memory only: a rank that computes on a device but has no communicator of its own
-    # there (ranks that share one GPU) passes its tensors through the host.
-
-    @property
-    def wire_device(self) -> torch.device:
-        """Where tensors must live to be sent, received or reduced."""
-        return self.device if self._transport.is_on_device else torch.device("cpu")
-
-    def to_wire(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as the transport takes it: contiguous, on `wire_device`."""
-        return tensor.to(self.wire_device).contiguous()
-
-    def from_wire(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A received tensor where the model computes."""
-        return tensor.to(self.device)
 
     def hand_over(self, names: Iterable[str], needs: Needs) -> list[SumGroup]:
         """Give away the groups with these names that are needed next: they are no longer of this generation."""
@@ -260,28 +186,28 @@ class Groups:
         with self._lock:
             for group in self._sums.values():
                 group.close()
-        self._waiter.end()
+        self.waiter.end()
 
     def close(self) -> None:
         """Release, and give the groups a moment to end, those of generations that were cut as well: the end of the
         interpreter must meet none that is still being built, and destroy none that still waits."""
         self.release()
         began = time.monotonic()
-        over = [groups for groups in list(_living) if groups._waiter.reason is not None]
+        over = [groups for groups in list(_living) if groups.waiter.reason is not None]
         for groups in over:
             groups.release()
         while left := [groups for groups in over if groups._is_coming_back(time.monotonic() - began)]:
-            left[0]._waiter.thread.join(0.1)
-            if left[0]._waiter.thread.is_alive():
+            left[0].waiter.thread.join(0.1)
+            if left[0].waiter.thread.is_alive():
                 left[0].cut("the generation is over")  # it may have connected once more
         for groups in over:
-            if groups._waiter.thread.is_alive():
+            if groups.waiter.thread.is_alive():
                 groups._outlive()
                 _living.discard(groups)  # nobody is to wait for it once more
         nccl.await_aborts(END_S)
 
     def _is_coming_back(self, waited_s: float) -> bool:
-        return self._waiter.thread.is_alive() and waited_s < (END_OF_WAIT_S if self._transport.connections.are_kept else END_S)
+        return self.waiter.thread.is_alive() and waited_s < (END_OF_WAIT_S if self._transport.connections.are_kept else END_S)
 
     def _outlive(self) -> None:
         """Never destroy the groups: that would wait for the thread that waits in C++. The end of the process ends both."""
@@ -303,20 +229,12 @@ class Groups:
                 self._build()
                 built()
             except (Cut, RuntimeError) as error:
-                if self._waiter.reason is None:
+                if self.waiter.reason is None:
                     done(str(error))
                 raise
             done("")
 
-        self._waiter.begin(build)
-
-    def are_for(self, generation: int) -> None:
-        """The agent hears what is offered for the generation that runs: from now on this one."""
-        self._introductions.generation = generation
-
-    def learn(self, known: Known) -> None:
-        """The agent tells where others are reached."""
-        self._introductions.learn(known)
+        self.waiter.begin(build)
 
     def whole(self) -> tuple[WholeGroup, ...]:
         """Groups that another generation can take on, as far as this rank knows. They stay whole in one that is cut."""
@@ -327,8 +245,8 @@ class Groups:
     def cut(self, reason: str) -> None:
         """End every wait of this generation now. Safe from any thread, and more than once."""
         with self._lock:
-            if self._waiter.cut(reason):
-                self._introductions.end(reason)
+            if self.waiter.cut(reason):
+                self.introductions.end(reason)
             self._transport.connections.shut()
             for each in self._sums.values():
                 each.cut()
@@ -346,7 +264,7 @@ class Groups:
         self._tree.clear()
         self._pairs.clear()
         self._mesh = self._moving = self._device = None
-        self._introductions.forget()
+        self.introductions.forget()
 
     def _build(self) -> None:
         needs, movers = self.needs, self._movers
@@ -356,19 +274,19 @@ class Groups:
         if needs.has_moving:
             moving = self._transport.gloo("moving", movers, device, connected)
         if not needs.is_tree and self.me in needs.members and len(needs.members) > 1:
-            self.check()
+            self.waiter.check()
             mesh = self._transport.gloo("all", needs.members, device, connected)
         sums = [self._sum_group(over, name, connected) for over, name in needs.sums_of(self.me).items()]
         pairs = {}
         for peer in needs.pairs_of(self.me):
-            self.check()
+            self.waiter.check()
             pairs[peer] = self._pair(peer, device, connected)
-        for peer in needs.peers if self._transport.is_on_device else ():
+        for peer in needs.peers if self.wire.is_on_device else ():
             self._pair_on_device(peer)
         readers = peers.prove(connected)
         with self._lock:
-            self.check()
-            self._know(connected, readers)
+            self.waiter.check()
+            self.memory.add(connected, readers)
             self._tree = [group for group in sums if group.over.is_branch]
             self._mesh, self._moving, self._pairs = mesh, moving, pairs
             self._device = device
@@ -380,10 +298,10 @@ class Groups:
     def _sum_group(self, over: SumOver, name: str, connected: list[peers.Member]) -> SumGroup:
         """It is kept, or else built. Its transport is its own, as is what a cut of it ends."""
         with self._lock:
-            self.check()
+            self.waiter.check()
             if over in self._sums:
                 return self._sums[over]
-            made = SumGroup(self._origin + name, over, is_on_device=self._transport.is_on_device and not over.is_branch)
+            made = SumGroup(self._origin + name, over, is_on_device=self.wire.is_on_device and not over.is_branch)
             self._sums[over] = made
         if made.is_on_device:
             made.group = self._transport.nccl(name, over.members, made)
@@ -401,7 +319,7 @@ class Groups:
         for way in get_args(Way):
             made = self._transport.nccl("pair {} {} ".format(*both) + way, both)
             with self._lock:
-                self.check()
+                self.waiter.check()
                 self._on_device[way, worker] = made
 
     def _build_pair(self, worker: Worker) -> None:
@@ -410,12 +328,7 @@ class Groups:
         pair = self._pair(worker, self._device, connected)
         readers = peers.prove(connected)
         with self._lock:
-            self.check()
-            self._know(connected, readers)
+            self.waiter.check()
+            self.memory.add(connected, readers)
             self._pairs[worker] = pair
             self._transport.connections.keep()
-
-    def _know(self, connected: Sequence[peers.Member], readers: set[Rank]) -> None:
-        self._readers |= readers
-        for member in connected:
-            self._cards |= zip(member.ranks, member.cards, strict=True)

@@ -65,15 +65,15 @@ class Layers:
 
     def joining(self) -> None:
         """State that comes is ahead of the script."""
-        self.model.joining()
+        self.model.replay.joining()
 
     def replaying(self) -> None:
         """What a script did meanwhile to a model of its own is undone."""
-        self.model.replaying()
+        self.model.replay.replaying()
 
     def replayed(self) -> None:
         """What a script did meanwhile to a model of its own is undone."""
-        self.model.replayed()
+        self.model.replay.replayed()
 
     def forget_unit(self) -> None:
         """Nothing is summed."""

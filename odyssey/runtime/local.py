@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 
 from odyssey.model.model import Model
@@ -18,6 +17,7 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.passed_units import PassedUnits
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import Transaction
 
@@ -44,10 +44,9 @@ class LocalSession:
             )
         )
         self.rank = self.leader = Rank(0)
-        self.joined_step = 0
         self.model = model
         self.position: Position = (0, 0)
-        self.replaying: deque[Result] = deque()
+        self.replay = PassedUnits()
         self.is_idle = False
         model.hold_built(layers)
         tally = Tally(len(spec.layers), spec.ties)
@@ -64,9 +63,6 @@ class LocalSession:
     def outside(self) -> AbstractContextManager[None]:
         """Around the script's own code inside a unit."""
         return nullcontext()
-
-    def loop_ended(self) -> None:
-        """Nothing was replayed."""
 
     def run(self, transaction: Transaction[Engine]) -> Result:
         """Run one unit."""

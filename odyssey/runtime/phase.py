@@ -104,13 +104,6 @@ class Phase:
         return self.communication is C.RUNNING and not self.is_idle
 
     @property
-    def word(self) -> str:
-        """As `Paused` tells it."""
-        if self.is_away:
-            return "between"
-        return "idle" if self.is_idle else "contributed" if self.activity is A.CONTRIBUTED else "compute"
-
-    @property
     def unit(self) -> Unit:
         """The unit at hand; only while there is one."""
         return Unit(self.position, self.kind)
@@ -237,6 +230,13 @@ class Phase:
         if communication not in NEXT_COMMUNICATION[self.communication]:
             raise OdysseyError(f"from '{self.communication.value}' to '{communication.value}' in one step", _REPORT)
         return replace(self, communication=communication, drain=self.drain if communication is C.RUNNING else None)
+
+
+def word_of(phase: Phase) -> str:
+    """How `Paused` tells the agent what the script's thread is at."""
+    if phase.is_away:
+        return "between"
+    return "idle" if phase.is_idle else "contributed" if phase.activity is A.CONTRIBUTED else "compute"
 
 
 _REPORT = "please report this bug"

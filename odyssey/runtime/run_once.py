@@ -49,11 +49,11 @@ class Once:
     def _runner(self, engine: Engine) -> Worker | None:
         """Who does it; nobody if somebody has."""
         groups = engine.groups
-        members, n = groups.members, len(groups.members)
+        members, n = groups.needs.members, len(groups.needs.members)
         facts = torch.zeros(2 * n, dtype=torch.float64)
         me = members.index(engine.worker)
         facts[me], facts[n + me] = self._joined_step, self._is_done
         if n > 1:
-            groups.wait(groups.all_reduce(facts, limit=NO_LIMIT).wait)
+            groups.waiter.wait(groups.all_reduce(facts, limit=NO_LIMIT).wait)
         joined, done = facts[:n].tolist(), facts[n:].tolist()
         return None if any(done) else min(zip(joined, members, strict=True))[1]

@@ -19,7 +19,6 @@ What is here beside, the state, its runner (work.py) and the replay, is the scri
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
@@ -27,25 +26,44 @@ from typing import Any, Generic
 import torch
 
 from odyssey.errors import JobError, OdysseyError
-from odyssey.plan.needs import NO_LIMIT, Needs
+from odyssey.plan.needs import Needs
 from odyssey.plan.plan import Plan, StateFrom
-from odyssey.plan.worker import Rank, worker_of
-from odyssey.protocol.calls import CALLS, N_CODE, Unit, difference
+from odyssey.plan.worker import Rank, Worker, ranks_of, worker_of
+from odyssey.protocol.calls import CALLS
 from odyssey.protocol.link import AgentLink
 from odyssey.protocol.orders import Command, Connect, Finish, Follow, Go, Measure, Prepare
 from odyssey.protocol.reports import Broken, Committed, Finished, HandOn, Hello
 from odyssey.protocol.units import OF_REPLICAS, SAME_CALLS, STEPS, Position, Result, position_after
 from odyssey.runtime import nccl
-from odyssey.runtime.agreed_numbers import alike, told, untold
+from odyssey.runtime.agreement import agree
 from odyssey.runtime.control import COMMIT, START, Control
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
-from odyssey.runtime.metrics import NOT_ALIKE, SAME_NAMES
 from odyssey.runtime.passed_units import PassedUnits
 from odyssey.runtime.phase import Activity, Phase
 from odyssey.runtime.sum_group import SumGroup
-from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction
+from odyssey.runtime.transaction import Transaction
 from odyssey.runtime.work import R, State
+
+
+class Building:
+    """How a rank begins to build groups, by what its agent orders."""
+
+    def __init__(self, link: AgentLink, worker: Worker, device: torch.device) -> None:
+        self._link = link
+        self._worker = worker
+        self._device = device
+
+    def groups_for(self, order: Connect | HandOn) -> Groups:
+        """Those of a plan that may come, or of those who hand a unit on."""
+        if isinstance(order, Connect):
+            return self.groups(order.generation, Needs.of(order.plan, self._worker), order.number)
+        # The Prepare of this generation builds others: a number tells these apart.
+        return self.groups(order.generation, Needs.of_sums(map(worker_of, (order.giver, *order.takers))), 1)
+
+    def groups(self, generation: int, needs: Needs, attempt: int = 0, kept: Iterable[SumGroup] = ()) -> Groups:
+        """See Groups."""
+        return Groups(self._link.report, generation, needs, self._worker, self._device, self._link.reached_at, attempt, kept)
 
 
 class Session(Generic[R]):
@@ -59,11 +77,14 @@ class Session(Generic[R]):
         self._link = link
         # Orders of an earlier Job may still be on their way: they are of generations that it knew.
         phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
-        self._runner: R | None = None
+        self._building = Building(link, self.worker, state.device)
+        self.runner: R | None = None
+        """Of the newest generation; None before the first."""
         self._control: Control = Control(
-            link, phase, state, lambda: None if self._runner is None else self._runner.now, self._groups_for
+            link, phase, state, lambda: None if self.runner is None else self.runner.now, self._building.groups_for
         )
-        self._replay = PassedUnits()
+        self.replay = PassedUnits()
+        """What the script of a rank that has joined has still to pass."""
         self._leader_of_unit: Rank | None = None
 
     def start(self) -> None:
@@ -90,12 +111,7 @@ class Session(Generic[R]):
     @property
     def plan(self) -> Plan | None:
         """The plan in force; None before the first."""
-        return None if self._runner is None else self._runner.plan
-
-    @property
-    def runner(self) -> R | None:
-        """Of the newest generation; None before the first."""
-        return self._runner
+        return None if self.runner is None else self.runner.plan
 
     @property
     def position(self) -> Position:
@@ -105,17 +121,7 @@ class Session(Generic[R]):
     @property
     def place(self) -> Position:
         """Where the script stands: what it sees of the job there is what the scripts of the others saw."""
-        return self._replay.place if self.replaying else self.position
-
-    @property
-    def replaying(self) -> deque[Result]:
-        """On a rank that has joined, the results of the units that its script has still to pass."""
-        return self._replay.results
-
-    @property
-    def joined_step(self) -> int:
-        """Where this rank came in."""
-        return self._replay.joined_step
+        return self.replay.place if self.replay.results else self.position
 
     @property
     def leader(self) -> Rank | None:
@@ -123,13 +129,13 @@ class Session(Generic[R]):
 
         So no two ranks ever speak for one unit. None after a unit that this rank has only replayed.
         """
-        if self._leader_of_unit is None and not self._replay.has_joined:
+        if self._leader_of_unit is None and not self.replay.has_joined:
             return self._speaker
         return self._leader_of_unit
 
     @property
     def _speaker(self) -> Rank | None:
-        return self.plan.ranks_of(self.plan.leader)[0] if self.plan is not None else None
+        return ranks_of(self.plan.leader)[0] if self.plan is not None else None
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -149,9 +155,9 @@ class Session(Generic[R]):
         On a rank that rejoins, the units that others did meanwhile are not run again: their results are returned.
         """
         self._control.phase.check_open(transaction.kind)
-        if self.replaying:
+        if self.replay.results:
             self._state.replaying()
-            return self._replay.next(transaction.kind)
+            return self.replay.next(transaction.kind)
         self._state.replayed()
         started_s = time.monotonic() if transaction.began_s is None else transaction.began_s
         try:
@@ -170,22 +176,18 @@ class Session(Generic[R]):
             self._state.forget_unit()
             self._control.change(Phase.left)
 
-    def loop_ended(self) -> None:
-        """The script has done all that it does behind the units of a loop."""
-        self._state.replaying()
-
     def _try(self, transaction: Transaction[R], started_s: float) -> None:
         """Once through the unit, to its end or to that of the generation."""
         try:
             result, drained_for = self._transact(transaction)
         except Cut as cut:
-            if self._runner is not None and (told := self._state.interrupted(self._runner, cut)) is not None:
+            if self.runner is not None and (told := self._state.interrupted(self.runner, cut)) is not None:
                 self._link.report(told)
             self._stand_still(str(cut))
             return
         # The unit is final: tell the agent before anything else, so that its result outlives this rank.
         done_s = time.monotonic()
-        generation = self._runner.plan.generation if self._runner is not None else 0
+        generation = self.runner.plan.generation if self.runner is not None else 0
         if transaction.is_told:
             n_samples, unit_s = transaction.n_samples, done_s - started_s
             self._link.report(Committed(self.rank, generation, result, n_samples, unit_s, transaction.n_steps))
@@ -199,63 +201,29 @@ class Session(Generic[R]):
 
         Raises Cut.
         """
-        runner = self._runner
+        runner = self.runner
         assert runner is not None
         if transaction.kind not in (*STEPS, *OF_REPLICAS):
             # What bodies of different kinds send each other would not fit; a step meets nobody on its way to its commit point,
             # and collectives of a script's own loop are as torch has them.
-            self._agree(START, ())
+            agree(runner, self._control.phase.unit, START, ())
             runner.now = (CALLS[transaction.kind], time.monotonic())
         values = transaction.body(runner)
-        runner.groups.check()  # on a device, what a cut has ended looks like what has come to its end
+        runner.groups.waiter.check()  # on a device, what a cut has ended looks like what has come to its end
         if (phase := self._control.change(Phase.contributed)) is None:
             raise Cut("paused in the script's own code")
         if transaction.receive is not None:
             return Result(self.position, transaction.kind, transaction.conclude(())), None
         heard = (0.0, 0.0) if phase.drain is None else (1.0, float(phase.drain))
-        n_heard, generations, *sums = self._agree(COMMIT, (*heard, *values))
+        n_heard, generations, *sums = agree(runner, phase.unit, COMMIT, (*heard, *values))
         result = Result(self.position, transaction.kind, transaction.conclude(sums), dict(transaction.metrics(sums)))
         return result, int(generations / n_heard) if n_heard else None
-
-    def _agree(self, at: str, values: Sequence[float]) -> list[float]:
-        """One tiny reduction over all workers: the sums of `values`. It is of one size wherever a rank is, and holds the unit
-        that it is in: so JobError is raised, on all ranks, if they are not all in the same one. Where some have more values
-        than go with it, it says how many, and one more has them: all come to that one, or none. Raises Cut."""
-        runner, unit = self._runner, self._control.phase.unit
-        assert runner is not None
-        runner.now = (at, time.monotonic())
-        groups = runner.groups
-        n_members = len(groups.members)
-        n_summed = N_DRAIN + N_VALUES
-        fits = len(values) <= n_summed
-        here = [*values, *[0.0] * (n_summed - len(values))] if fits else [0.0] * n_summed
-        # As long as it takes: another rank may be in the script's own code. Who hangs is the agent's to find.
-        sums = self._sum([*here, *unit.code, *(untold(1) if fits else told((len(values),)))])
-        if sums[n_summed : n_summed + N_CODE] != [part * n_members for part in unit.code]:
-            units = torch.zeros((n_members, N_CODE), dtype=torch.float64)
-            units[groups.ranks.index(self.rank)] = torch.tensor(unit.code)
-            groups.wait(groups.all_reduce(units, limit=NO_LIMIT).wait)  # all are here
-            others = dict(zip(groups.ranks, map(Unit.from_code, units.tolist()), strict=True))
-            positions = sorted({unit.position for unit in others.values()})
-            raise JobError(difference(others) or f"ranks are at different places of the job: {positions}", SAME_CALLS)
-        n_more = alike(sums[n_summed + N_CODE :])
-        if n_more is None:
-            raise JobError(f"{CALLS[unit.kind]}: {NOT_ALIKE}", SAME_NAMES)
-        return self._sum([*values, *[0.0] * (n_more[0] - len(values))]) if n_more else sums[:n_summed]
-
-    def _sum(self, values: Sequence[float]) -> list[float]:
-        """Sum over all workers, each of which gives as many values. Raises Cut."""
-        assert self._runner is not None
-        groups, sums = self._runner.groups, torch.tensor(values, dtype=torch.float64)
-        if len(groups.members) > 1:
-            groups.wait(groups.all_reduce(sums, limit=NO_LIMIT).wait)
-        return sums.tolist()
 
     def _take(self, transaction: Transaction[R], result: Result) -> None:
         """Give a final unit its effect here. Nothing interrupts this, and it needs nobody else (I5)."""
         self._leader_of_unit = self._speaker
-        if self._runner is not None and not self._control.phase.is_idle:
-            transaction.take(self._runner, result.values)
+        if self.runner is not None and not self._control.phase.is_idle:
+            transaction.take(self.runner, result.values)
         self._control.change(lambda phase: phase.done(result))
         self._report_times()
 
@@ -268,13 +236,13 @@ class Session(Generic[R]):
         for result in results:
             if transaction is not None and self._control.phase.may_take(result):
                 self._take(transaction, result)
-            elif transaction is None and self._runner is not None and result.position == self.position:
-                self._join((*self._replay.results, result))
+            elif transaction is None and self.runner is not None and result.position == self.position:
+                self._join((*self.replay.results, result))
 
     def _join(self, results: Sequence[Result]) -> None:
         """The script will pass the units that others have run without this rank."""
         self._state.joining()
-        self._replay = PassedUnits(results)
+        self.replay = PassedUnits(results)
         self._control.change(lambda phase: phase.joined(position_after(results[-1])))
 
     def _stand_still(self, reason: str) -> None:
@@ -301,7 +269,7 @@ class Session(Generic[R]):
                 self._check_same(result, transaction)
                 self._roll_forward(transaction, (result,))
                 return self._is_done
-            case Finish() if self._job > 1 and self._runner is None:
+            case Finish() if self._job > 1 and self.runner is None:
                 return False  # it was for the Job before
             case Finish(results=results):
                 self._control.change(Phase.ended)
@@ -325,7 +293,8 @@ class Session(Generic[R]):
                     self._prepare(order, transaction)
             case Go(generation=generation):
                 if self._control.change(lambda phase: phase.running(generation)):
-                    self._go()
+                    assert self.runner is not None
+                    self._state.run_only(self.runner)
                     return self._is_done or transaction is None or not self._control.phase.is_idle
         return False
 
@@ -346,19 +315,19 @@ class Session(Generic[R]):
         return self._control.phase.activity is Activity.DONE
 
     def _measure(self, order: Measure) -> None:
-        groups = self._new_groups(order.generation, Needs.of_chain(order.chain, self.worker))
+        groups = self._building.groups(order.generation, Needs.of_chain(order.chain, self.worker))
         self._control.use(groups)
-        if self.worker in groups.members:
+        if self.worker in groups.needs.members:
             self._link.report(self._state.measure(order, self.worker, groups))
         self._control.change(Phase.served)
 
     def _receive(self, order: HandOn, transaction: Transaction[R] | None) -> None:
         """Take the unit at hand over from the rank that has its result. Raises Cut."""
         self._check_same(order.result, transaction)
-        if transaction is None or transaction.receive is None or self._runner is None:
+        if transaction is None or transaction.receive is None or self.runner is None:
             raise OdysseyError(f"rank {self.rank} was handed a unit that it is not in", "please report this bug")
-        self._runner.stop()
-        groups = self._groups_for(order)
+        self.runner.stop()
+        groups = self._building.groups_for(order)
         self._control.use(groups)
         groups.build()
         transaction.receive(groups, worker_of(order.giver))
@@ -369,48 +338,34 @@ class Session(Generic[R]):
         plan, me = order.plan, self.worker
         if plan.state_from is StateFrom.SCRIPT and order.results:
             raise OdysseyError("the plan builds layers anew that have been trained", "please report this bug")
-        if self._runner is None and order.results:
+        if self.runner is None and order.results:
             self._join(order.results)
         else:
             self._roll_forward(transaction, order.results)
-        if self._runner is not None:
-            self._runner.stop()
+        if self.runner is not None:
+            self.runner.stop()
         started_s = time.monotonic()
         needs = Needs.of(plan, me)
         ahead = self._control.use_ahead(needs, order.generation)
-        groups = ahead or self._new_groups(order.generation, needs, kept=self._control.hand_over(order.kept, needs))
+        groups = ahead or self._building.groups(order.generation, needs, kept=self._control.hand_over(order.kept, needs))
         self._control.use(groups)
         groups.build()
         if ahead is None and me in needs.movers:
             self._state.built(plan, started_s, groups.kept_members)
-        if self._runner is not None:
+        if self.runner is not None:
             # What survivors know has been taken over.
             self._control.change(Phase.given_up)
-            self._state.let_go(self._runner, plan, order.rest)
+            self._state.let_go(self.runner, plan, order.rest)
         built_s = time.monotonic()
         moved = self._state.take_on(plan, me, groups)
         moved_s = time.monotonic()
-        self._runner = runner = self._state.runner(plan, me, groups, order.boundaries, order.rest)
+        self.runner = runner = self._state.runner(plan, me, groups, order.boundaries, order.rest)
         self._control.change(lambda phase: phase.rebuilt(me not in plan.holds))
         report = self._state.ready(runner, self.position, groups_s=built_s - started_s, moves_s=moved_s - built_s, moved=moved)
         self._control.change(Phase.ready)
         self._link.report(report)
 
-    def _groups_for(self, order: Connect | HandOn) -> Groups:
-        if isinstance(order, Connect):
-            return self._new_groups(order.generation, Needs.of(order.plan, self.worker), order.number)
-        # The Prepare of this generation builds others: a number tells these apart.
-        return self._new_groups(order.generation, Needs.of_sums(map(worker_of, (order.giver, *order.takers))), 1)
-
-    def _new_groups(self, generation: int, needs: Needs, attempt: int = 0, kept: Iterable[SumGroup] = ()) -> Groups:
-        report, here = self._link.report, self._link.reached_at
-        return Groups(report, generation, needs, self.worker, self._state.device, here, attempt, kept)
-
-    def _go(self) -> None:
-        assert self._runner is not None
-        self._state.run_only(self._runner)
-
     def _report_times(self) -> None:
-        if self._runner is not None:
-            for report in self._state.reports(self._runner):
+        if self.runner is not None:
+            for report in self._state.reports(self.runner):
                 self._link.report(report)

@@ -91,19 +91,19 @@ class Snapshots:
         """Give the snapshots of the splits that begin at positions of `mine`, and get those of all. Raises Cut."""
         self._exchanged_at = step
         own = [split for split, start in enumerate(self._starts) if any(start in positions for positions in mine)]
-        if len(groups.members) == 1:
+        if len(groups.needs.members) == 1:
             self._exchanged = {split: self._of(split, step) for split in own}
             return
         given = {split: pickle.dumps(self._of(split, step)) for split in own}
         sizes = torch.zeros(len(self._starts), dtype=torch.int64)
         for split, packed in given.items():
             sizes[split] = len(packed)
-        groups.wait(groups.all_reduce(sizes).wait)
+        groups.waiter.wait(groups.all_reduce(sizes).wait)
         ends = sizes.cumsum(0)
         row = torch.zeros(int(ends[-1]), dtype=torch.uint8)
         for split, packed in given.items():
             row[ends[split] - len(packed) : ends[split]] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-        groups.wait(groups.all_reduce(row).wait)
+        groups.waiter.wait(groups.all_reduce(row).wait)
         parts = torch.split(row, sizes.tolist())
         self._exchanged = {split: pickle.loads(part.numpy().tobytes()) for split, part in enumerate(parts) if part.numel()}
 

@@ -61,7 +61,7 @@ def move_layers(moves: Iterable[Move], worker: Worker, model: Model, groups: Gro
     leaving = {
         number: _Leaving(model.export(move.layer), move.target, groups, number)
         for number, move in numbered
-        if move.source == worker and move.layer in model.held and groups.is_read_by(move.target)
+        if move.source == worker and move.layer in model.held and groups.memory.is_read_by(move.target)
     }
     for early in leaving.values():
         early.show()
@@ -72,16 +72,16 @@ def move_layers(moves: Iterable[Move], worker: Worker, model: Model, groups: Gro
             if number not in leaving:
                 leaving[number] = _Leaving(model.export(move.layer), move.target, groups, number)
                 leaving[number].show()
-            leaving[number].send(groups.limit)
+            leaving[number].send(groups.needs.limit)
         elif move.target == worker:
-            arriving = _Arriving(move.source, groups, f"layer {move.layer}", groups.limit, number)
+            arriving = _Arriving(move.source, groups, f"layer {move.layer}", groups.needs.limit, number)
             model.adopt(move.layer, arriving.state())
             moved = Moved(moved.n_bytes + arriving.size_bytes, moved.n_read_bytes + arriving.size_bytes * arriving.is_read)
             taken += arriving.taken
             del arriving  # before there is room for the next one
-    _wait_for([*taken, *(message for each in leaving.values() for message in each.taken)], groups, groups.limit)
+    _wait_for([*taken, *(message for each in leaving.values() for message in each.taken)], groups, groups.needs.limit)
     for each in leaving.values():
-        each.finish(groups.limit)
+        each.finish(groups.needs.limit)
     return moved
 
 
@@ -92,9 +92,9 @@ def send_state(state: Any, target: Worker, groups: Groups, limit: timedelta | No
     """
     leaving = _Leaving(state, target, groups)
     leaving.show()
-    leaving.send(limit or groups.limit)
-    _wait_for(leaving.taken, groups, limit or groups.limit)
-    leaving.finish(limit or groups.limit)
+    leaving.send(limit or groups.needs.limit)
+    _wait_for(leaving.taken, groups, limit or groups.needs.limit)
+    leaving.finish(limit or groups.needs.limit)
 
 
 def receive_state(source: Worker, groups: Groups, what: str, limit: timedelta | None = None) -> tuple[Any, int]:
@@ -102,9 +102,9 @@ def receive_state(source: Worker, groups: Groups, what: str, limit: timedelta | 
 
     Raises Cut, and OdysseyError if its digest differs.
     """
-    arriving = _Arriving(source, groups, what, limit or groups.limit)
+    arriving = _Arriving(source, groups, what, limit or groups.needs.limit)
     state = arriving.state()
-    _wait_for(arriving.taken, groups, limit or groups.limit)
+    _wait_for(arriving.taken, groups, limit or groups.needs.limit)
     return state, arriving.size_bytes
 
 
@@ -119,7 +119,7 @@ class _Leaving:
         self._target = target
         self._groups = groups
         self._first_tag = number * _N_TAGS
-        self._rows = self._packed.rows if groups.is_read_by(target) else ()
+        self._rows = self._packed.rows if groups.memory.is_read_by(target) else ()
         self.taken: list[_Message] = []
         """What to wait for until all that is read has been."""
         self._word = torch.empty(1, dtype=torch.uint8)
@@ -131,7 +131,7 @@ class _Leaving:
         if head.numel() > FIRST_BYTES:
             self._send(head[FIRST_BYTES:], _REST)
         if self._rows:
-            groups.lent.add(self)
+            groups.memory.lent.add(self)
             self.taken.append((groups.receive(self._word, target, self._first_tag + _TAKEN), self._word))
 
     def show(self) -> None:
@@ -148,7 +148,7 @@ class _Leaving:
             self._send(piece, _BODY)
             digests.append(_digest(piece))
             while len(self._on_the_way) > N_ON_THE_WAY:
-                self._groups.wait(partial(self._on_the_way.popleft()[0].wait, limit))
+                self._groups.waiter.wait(partial(self._on_the_way.popleft()[0].wait, limit))
         if digests:
             self._send_digests(digests)
         self._wait(limit)
@@ -159,15 +159,15 @@ class _Leaving:
             if self._word.item() == _DIFFERS:
                 self._send(self._word, _STILL_HERE)
                 self._wait(limit)
-            self._groups.lent.discard(self)
+            self._groups.memory.lent.discard(self)
 
     def _wait(self, limit: timedelta) -> None:
         while self._on_the_way:
-            self._groups.wait(partial(self._on_the_way.popleft()[0].wait, limit))
+            self._groups.waiter.wait(partial(self._on_the_way.popleft()[0].wait, limit))
 
     def _pieces(self) -> Iterator[torch.Tensor]:
         for piece in self._packed.pieces(PIECE_BYTES):
-            self._groups.check()
+            self._groups.waiter.check()
             yield piece
 
     def _send_digests(self, digests: list[int]) -> None:
@@ -180,7 +180,7 @@ class _Leaving:
 def _wait_for(messages: Sequence[_Message], groups: Groups, limit: timedelta) -> None:
     """All at once: for each wait two threads have to run. Raises Cut."""
     if messages:
-        groups.wait(lambda: [work.wait(limit) for work, _ in messages])
+        groups.waiter.wait(lambda: [work.wait(limit) for work, _ in messages])
 
 
 class _Arriving:
@@ -233,7 +233,7 @@ class _Arriving:
         it before."""
         shown = torch.empty(len(self._pieces), dtype=torch.int64)
         work = self._receive(shown, _DIGESTS)
-        self._groups.read(self._source, self._parts())
+        self._groups.memory.read(self._source, self._parts(), self._groups.waiter.check)
         found = list(map(_digest, self._pieces))
         self._wait(work)
         differs = found != shown.tolist()
@@ -276,7 +276,7 @@ class _Arriving:
         return self._groups.receive(tensor, self._source, self._first_tag + tag)
 
     def _wait(self, work: Any) -> None:
-        self._groups.wait(partial(work.wait, self._limit))
+        self._groups.waiter.wait(partial(work.wait, self._limit))
 
 
 def _digest(piece: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from odyssey.plan.worker import Rank, Worker, ranks_of
+from odyssey.plan.worker import Worker, all_ranks_of
 from odyssey.runtime import nccl, peers
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
@@ -21,6 +21,28 @@ ADDRESS = "ODYSSEY_ADDRESS"
 """Ranks of the job reach this host by it, as far as its agent knew when this one was started."""
 
 
+class Wire:
+    """What tensors of a rank that computes on `computes_on` pass through. `device`: where they must live for it.
+
+    Gloo sends and receives from host memory only: a rank that computes on a device but has no communicator of its own there
+    (ranks that share one GPU) passes its tensors through the host.
+    """
+
+    def __init__(self, computes_on: torch.device) -> None:
+        self.is_on_device = _has_own_device(computes_on)
+        """What is sent and summed goes from device to device, and a wait for it ends before it is done there."""
+        self.device = computes_on if self.is_on_device else torch.device("cpu")
+        self._computes_on = computes_on
+
+    def outward(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as the transport takes it: contiguous, on `device`."""
+        return tensor.to(self.device).contiguous()
+
+    def inward(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A received tensor where the model computes."""
+        return tensor.to(self._computes_on)
+
+
 class Transport:
     """Makes groups that this worker is in. `prefix`: what the names by which they meet begin with; `limit`: of an operation.
 
@@ -28,14 +50,12 @@ class Transport:
     """
 
     def __init__(
-        self, me: Worker, device: torch.device, limit: timedelta, prefix: str, introductions: Introductions, waiter: Waiter
+        self, me: Worker, wire: Wire, limit: timedelta, prefix: str, introductions: Introductions, waiter: Waiter
     ) -> None:
         self.connections = Connections()
         """Sockets of all groups but those that have their own."""
-        self.is_on_device = _has_own_device(device)
-        """What is sent and summed goes from device to device."""
         self._me = me
-        self._device = device
+        self._wire = wire
         self._limit = limit
         self._prefix = prefix
         self._introductions = introductions
@@ -65,7 +85,7 @@ class Transport:
         store = NcclStore(self._introductions, self._prefix + name, len(members), self._limit)
         if of is not None:
             of.store = store
-        place, word = tuple(members).index(self._me), torch.zeros(1, device=self._device)
+        place, word = tuple(members).index(self._me), torch.zeros(1, device=self._wire.device)
         group = dist.ProcessGroupNCCL(store, place, len(members), options)
         self._waiter.check()
         if of is None:
@@ -75,11 +95,6 @@ class Transport:
         if self._waiter.reason is not None:
             nccl.abort(group)  # the cut did not know of it
         return group
-
-
-def all_ranks_of(members: Sequence[Worker]) -> tuple[Rank, ...]:
-    """The ranks of these workers, in their order."""
-    return tuple(rank for worker in members for rank in ranks_of(worker))
 
 
 def _has_own_device(device: torch.device) -> bool:

@@ -38,8 +38,9 @@ from launcher.joblog.events import (
     Suspected,
 )
 from launcher.joblog.wording import loss_text
+from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan
-from odyssey.plan.worker import Rank
+from odyssey.plan.worker import Rank, all_ranks_of
 from odyssey.protocol.reports import Committed, Failed, Finished, Hello, Paused, Ready
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fidelity import fidelity
@@ -307,7 +308,7 @@ class Board:
         self.generation, self.plan = generation, body.plan
         if self.recovering and self.recovery is not None:
             self.recovery.plan, self.recovery.plan_reason = body.plan, body.reason
-        for rank in body.plan.all_ranks_of((*body.plan.workers, *body.plan.idle)):
+        for rank in all_ranks_of((*body.plan.workers, *body.plan.idle)):
             if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
                 self.ranks[rank] = RankState.MOVING
 
@@ -316,13 +317,13 @@ class Board:
         self._commits.clear()
         if self.plan is None:
             return
-        for rank in self.plan.all_ranks_of(self.plan.workers):
+        for rank in all_ranks_of(self.plan.workers):
             if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
                 self.ranks[rank] = RankState.RUNNING
-        for rank in self.plan.all_ranks_of(self.plan.idle):
+        for rank in all_ranks_of(self.plan.idle):
             if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
                 self.ranks[rank] = RankState.IDLE
-        what = f"{self.plan.strategy}, layout {self.plan.form()}"
+        what = f"{self.plan.strategy}, layout {form_of(self.plan)}"
         if self.recovering and self.recovery is not None:
             self.recovery.went, self.recovery.ended = body, time
             took = body.total_s if body.total_s is not None else time - self.recovery.began
@@ -332,7 +333,7 @@ class Board:
             self._say(time, f"{self._draining.reason}: all stood still for {quantities.seconds(body.stood_s)}; {what}", "green")
             self._draining = None
         else:
-            self._say(time, f"started: layout {self.plan.form()}")
+            self._say(time, f"started: layout {form_of(self.plan)}")
         if self.fidelity:
             self._say(time, self.fidelity, "yellow")
 

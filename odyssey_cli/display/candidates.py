@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from odyssey.plan.form import form_of
 from odyssey_cli.display import quantities
 from perfmodel.profile.profile import Cluster
 from strategies.situation import Candidate, Objective, Outlook
@@ -70,7 +71,7 @@ def distinct(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], b
 
 
 def _reading(candidate: Candidate) -> tuple[str, str]:
-    return candidate.strategy, "-" if candidate.plan is None else candidate.plan.form()
+    return candidate.strategy, "-" if candidate.plan is None else form_of(candidate.plan)
 
 
 def fitted(columns: Columns, plain: Columns, width: int, least: Sequence[str]) -> Columns:
@@ -121,7 +122,7 @@ def why(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bool],
         return f"{chosen.strategy}: nothing else can go on"
     other = others[0]
     assert other.plan is not None and other.estimate is not None
-    name = other.plan.form() if other.strategy == chosen.strategy else other.strategy
+    name = form_of(other.plan) if other.strategy == chosen.strategy else other.strategy
     until = "until the loss after the next" if objective is Objective.AHEAD else "until the next loss"
     mine, its = chosen.estimate.objective, other.estimate.objective
     if mine < its:
@@ -153,7 +154,7 @@ def reasons(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bo
     table.add_column(no_wrap=True)
     table.add_column()
     for candidate in candidates:
-        name = candidate.strategy if candidate.plan is None else f"{candidate.strategy} {candidate.plan.form()}"
+        name = candidate.strategy if candidate.plan is None else f"{candidate.strategy} {form_of(candidate.plan)}"
         table.add_row(Text(name, style="green" if is_chosen(candidate) else ""), Text(candidate.reason, style="dim"))
     return table
 

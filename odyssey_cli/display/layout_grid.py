@@ -13,7 +13,7 @@ from rich.text import Text
 
 from odyssey.plan.pipelines import spans_of
 from odyssey.plan.plan import Plan
-from odyssey.plan.worker import Rank
+from odyssey.plan.worker import Rank, all_ranks_of, ranks_of
 from odyssey_cli.display import quantities
 from odyssey_cli.display.rank_state import RankState, glyph, style
 
@@ -50,8 +50,8 @@ def plan_grid(
 
 def idle_line(plan: Plan, states: Mapping[Rank, RankState], *, ascii_only: bool = False) -> Text | None:
     """The ranks outside the layout: idle ones and lost ones."""
-    used = set(plan.all_ranks_of(plan.workers))
-    outside = sorted({*plan.all_ranks_of(plan.idle), *(rank for rank, state in states.items() if rank not in used)})
+    used = set(all_ranks_of(plan.workers))
+    outside = sorted({*all_ranks_of(plan.idle), *(rank for rank, state in states.items() if rank not in used)})
     if not outside:
         return None
     line = Text().append("outside      ", style="dim")
@@ -71,7 +71,7 @@ def _rows_to_show(plan: Plan, states: Mapping[Rank, RankState], max_rows: int) -
 
     def is_calm(p: int) -> bool:
         pipeline = plan.pipelines[p]
-        ranks = plan.all_ranks_of(pipeline.workers)
+        ranks = all_ranks_of(pipeline.workers)
         return pipeline.is_complete and all(states.get(rank, RankState.RUNNING) is RankState.RUNNING for rank in ranks)
 
     return sorted(sorted(everything, key=is_calm)[:max_rows])
@@ -82,7 +82,7 @@ def _cells(plan: Plan, p: int, states: Mapping[Rank, RankState], form: int, asci
     for s, stage in enumerate(plan.pipelines[p].stages):
         layers = quantities.layers(stage.first, stage.stop)
         if stage.worker is None:
-            by = plan.all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
+            by = all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
             cell = Text().append(glyph(RankState.LOST, ascii_only), style=style(RankState.LOST))
             if form < 3:
                 arrow = "->" if ascii_only else "→"
@@ -91,7 +91,7 @@ def _cells(plan: Plan, p: int, states: Mapping[Rank, RankState], form: int, asci
                 cell.append(what, style="yellow")
         else:
             cell = Text()
-            for rank in plan.ranks_of(stage.worker):
+            for rank in ranks_of(stage.worker):
                 state = states.get(rank, RankState.RUNNING)
                 cell.append(glyph(state, ascii_only), style=style(state))
                 if form < 3:

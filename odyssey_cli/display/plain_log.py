@@ -29,6 +29,7 @@ from launcher.joblog.events import (
     Suspected,
 )
 from launcher.joblog.wording import loss_text
+from odyssey.plan.form import form_of
 from odyssey.protocol.reports import Failed, Hello
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
@@ -117,7 +118,7 @@ def _text(event: Event, board: Board) -> str:
         case PlanChosen(plan=plan, reason=reason, n_kept=n_kept):
             kept = f"; of step {plan.step} {n_kept} of {plan.global_batch} samples are kept" if n_kept else ""
             idle = f", {len(plan.idle)} stand{'s' if len(plan.idle) == 1 else ''} by" if plan.idle else ""
-            layout = f"layout {plan.form()} ({in_words(plan)})"
+            layout = f"layout {form_of(plan)} ({in_words(plan)})"
             return f"generation {event.generation}: plan {plan.strategy}, {layout}{idle}: {reason}{kept}"
         case GenerationStarted() as went:
             return "; ".join(part for part in (_went(event.generation, went, board), board.fidelity) if part)

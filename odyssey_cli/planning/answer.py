@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.joblog.wording import faults_texts, ranks_text
+from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan
-from odyssey.plan.worker import Rank
+from odyssey.plan.worker import Rank, all_ranks_of
 from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.display import quantities
 from odyssey_cli.display.candidates import (
@@ -53,7 +54,7 @@ def show(answer: Answer) -> None:
 def render(answer: Answer, width: int, *, ascii_only: bool = False) -> RenderableType:
     """The layout now; the losses looked at; of the worst one that training survives the layout after it and all candidates; the
     same for those who come."""
-    idle_states = dict.fromkeys(answer.now.all_ranks_of(answer.now.idle), RankState.IDLE)
+    idle_states = dict.fromkeys(all_ranks_of(answer.now.idle), RankState.IDLE)
     parts: list[RenderableType] = [
         Text.assemble(("now", "bold"), "  ", _facts(answer.now)),
         Text(f"     {answer.source}", style="dim"),
@@ -74,8 +75,8 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
     footer = f"next change expected in {quantities.seconds(change.seconds)} ({change.source})\n{_cost(answer)}"
     parts += ["", Text(f"{footer}\n{_score(answer, ascii_only)}\n{_searched(answer)}", style="dim"), ""]
     tables = (answer.starts, *(outcome.candidates for outcome in answer.outcomes), _joined_table(answer))
-    forms = [candidate.plan.form() for table in tables for candidate in table if candidate.plan is not None]
-    parts.append(Text("\n".join(legend([answer.now.form(), *forms])), style="dim"))
+    forms = [form_of(candidate.plan) for table in tables for candidate in table if candidate.plan is not None]
+    parts.append(Text("\n".join(legend([form_of(answer.now), *forms])), style="dim"))
     if faults := faults_texts(candidate for table in tables for candidate in table):
         parts += ["", Text("\n".join(faults), style="yellow")]
     return Group(*parts)
@@ -136,7 +137,7 @@ def _start_columns(answer: Answer, *, with_spread: bool, ascii_only: bool) -> Co
         assert plan is not None and estimate is not None and outlook is not None
         rows.append(
             [
-                plan.form(),
+                form_of(plan),
                 quantities.seconds(estimate.step_s),
                 quantities.rate(plan.global_batch / estimate.step_s),
                 score(candidate, with_spread=with_spread, ascii_only=ascii_only),
@@ -185,7 +186,7 @@ def _grown(answer: Answer, joined: Joined, width: int, ascii_only: bool) -> list
         title.append("there is no plan", style="bold red")
         parts: list[RenderableType] = [title]
     else:
-        idle = joined.ranks if chosen is joined.standing_by else chosen.plan.all_ranks_of(chosen.plan.idle)
+        idle = joined.ranks if chosen is joined.standing_by else all_ranks_of(chosen.plan.idle)
         states = dict.fromkeys(idle, RankState.IDLE)
         told = () if chosen is joined.standing_by else sentences(before, chosen.plan, ())
         parts = _chosen(answer, title, chosen, chosen.plan, states, told, width, ascii_only)
@@ -206,7 +207,9 @@ def _chosen(
     """The plan that is taken: in a line, as a picture, and in sentences."""
     assert chosen.estimate is not None
     rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
-    title.append(f"{chosen.strategy}, layout {plan.form()}, {quantities.seconds(chosen.estimate.step_s)} a step, {rate} of now")
+    title.append(
+        f"{chosen.strategy}, layout {form_of(plan)}, {quantities.seconds(chosen.estimate.step_s)} a step, {rate} of now"
+    )
     grid = plan_grid(plan, states, width, ascii_only=ascii_only)
     parts: list[RenderableType] = [title, Text(wrapped("     ", plan, width), style="dim"), grid]
     outside = idle_line(plan, states, ascii_only=ascii_only)
@@ -293,11 +296,11 @@ def _outcome_cells(answer: Answer, outcome: Outcome) -> tuple[str, ...]:
         return "cannot go on", "-", "-", "-", "-"
     rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
     transition = quantities.seconds(chosen.estimate.transition.total_s)
-    return chosen.strategy, chosen.plan.form(), quantities.seconds(chosen.estimate.step_s), rate, transition
+    return chosen.strategy, form_of(chosen.plan), quantities.seconds(chosen.estimate.step_s), rate, transition
 
 
 def _facts(plan: Plan) -> str:
-    facts = [f"layout {plan.form()}"]
+    facts = [f"layout {form_of(plan)}"]
     if plan.estimate is not None:
         facts.append(f"{quantities.seconds(plan.estimate.step_s)} a step")
         facts.append(f"{quantities.rate(plan.global_batch / plan.estimate.step_s)} samples/s")

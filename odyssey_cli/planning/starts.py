@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from odyssey.errors import OdysseyError, UsageError
+from odyssey.plan.form import form_of, layout_of
 from odyssey.plan.layout import layout_text, parse_layout
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
@@ -154,8 +155,8 @@ def _starts(situation: Situation, candidates: Sequence[Candidate], horizon_s: fl
         assert plan is not None and estimate is not None
         rows.append(
             Start(
-                layout=plan.layout(),
-                form=plan.form(),
+                layout=layout_of(plan),
+                form=form_of(plan),
                 n_idle=len(plan.idle),
                 peak_bytes=estimate.peak_bytes,
                 step_s=estimate.step_s,

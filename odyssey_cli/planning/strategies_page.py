@@ -12,8 +12,10 @@ from pathlib import Path
 from textwrap import fill
 
 import strategies
+from odyssey.plan.form import form_of
 from odyssey.plan.pipelines import spans_of
 from odyssey.plan.plan import Plan
+from odyssey.plan.worker import all_ranks_of
 from odyssey_cli.display import quantities
 from odyssey_cli.planning.strategy_examples import EXAMPLES, WorkedOut, work_out
 from odyssey_cli.timeline import svg
@@ -156,8 +158,8 @@ def _costs(strategy: Strategy, worked: WorkedOut) -> str:
         return costs
     assert plan is not None and plan.estimate is not None and bare.estimate is not None
     mine, its = plan.estimate, bare.estimate
-    if plan.form() == bare.form():
-        return f"{costs} In the example nothing: with `--survive 0` the job starts with {bare.form()}, too."
+    if form_of(plan) == form_of(bare):
+        return f"{costs} In the example nothing: with `--survive 0` the job starts with {form_of(bare)}, too."
     step = f"{quantities.seconds(mine.step_s)} a step in place of {quantities.seconds(its.step_s)}"
     memory = f"{quantities.size(mine.peak_bytes)} in place of {quantities.size(its.peak_bytes)}"
     more = quantities.percent(mine.step_s / its.step_s - 1)
@@ -218,7 +220,7 @@ def _table(name: str, worked: WorkedOut) -> str:
 def _cells(plan: Plan) -> str:
     assert plan.estimate is not None
     estimate = plan.estimate
-    return f" {plan.form()} | {quantities.seconds(estimate.step_s)} | {quantities.size(estimate.peak_bytes)} |"
+    return f" {form_of(plan)} | {quantities.seconds(estimate.step_s)} | {quantities.size(estimate.peak_bytes)} |"
 
 
 def _choices(worked: WorkedOut) -> list[str]:
@@ -246,7 +248,7 @@ def picture(name: str, worked: WorkedOut) -> Picture:
 
 def _panel(when: str, worked: WorkedOut, plan: Plan) -> Panel:
     """A step of this plan. A rank that is lost has a row until it is back."""
-    lost = set(worked.example.lost).difference(plan.all_ranks_of(plan.workers))
+    lost = set(worked.example.lost).difference(all_ranks_of(plan.workers))
     places = places_left(lost, worked.before or plan, plan)
     strategy = "" if plan is worked.before else plan.strategy
     return predicted(headline(when, plan, strategy), plan, worked.found.profile, lost=places, slow=worked.example.slow)

@@ -215,7 +215,7 @@ def _taken(table: list[Candidate]) -> Plan:
 def _hit(found: source.Source, example: Example, change: ExpectedChange, before: Plan) -> Situation:
     """What strategies are asked in, as a job would put it (launcher/coordinator)."""
     everyone = at_start(found, change, example.aim, found.n_nodes * found.ranks_per_node + example.come)
-    lost = tuple(map(before.worker_of, example.lost))
+    lost = tuple(map(worker_of, example.lost))
     alive = tuple(worker for worker in everyone.alive if worker not in lost)
     back = lost if example.is_back else ()
     return replace(

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from launcher.joblog.events import Event, GenerationStarted, PlanChosen, Proposed, RankLost
 from launcher.joblog.exit_codes import SIGNALS
+from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
 from odyssey.protocol.reports import Committed
@@ -113,7 +114,7 @@ def _generation(
     return Generation(
         plan.generation,
         plan.strategy,
-        plan.form(),
+        form_of(plan),
         len(plan.workers),
         plan.estimate.step_s * speed,
         None if step_s is None else step_s * speed,

@@ -112,20 +112,20 @@ class Waits(Computation):
         if op.kind in ("B", "I") and not plan.is_last(k, op.stage):
             attempt.exchange.take("B", op.stage + 1, k)
         costs = self._costs.by(self.plan, self.worker)
-        alone_s = costs.compute_s(op.kind, layers.first, layers.stop, plan.n_samples(k))
+        alone_s = costs.compute_s(op.kind, layers.first, layers.stop, plan.samples.n_of(k))
         stretch = self._device.give(alone_s) / alone_s if alone_s else 1.0
         for start in self._starts:
             if start.op == op:
-                left_s = costs.left_s(op.kind, layers.first, start.layer, plan.n_samples(k)) * stretch
+                left_s = costs.left_s(op.kind, layers.first, start.layer, plan.samples.n_of(k)) * stretch
                 self._complete_s[start.bucket] = self._device.until - left_s
         if op.kind in ("B", "W"):
             self._exchange()
         self._device.follow()
         value = torch.zeros(1, dtype=torch.float64)
         if op.kind == "F":
-            weight = float(plan.n_samples(k))
-            if plan.is_last(k, op.stage) and layers.stop - 1 not in plan.summed(k):
-                attempt.tally.count(plan.positions(k), value[0], {}, weight)
+            weight = float(plan.samples.n_of(k))
+            if plan.is_last(k, op.stage) and layers.stop - 1 not in plan.samples.summed(k):
+                attempt.tally.count(plan.samples.positions(k), value[0], {}, weight)
             attempt.live[op.stage, k] = Live([Piece(layers.layers, [], [value])], weight)
             self.hand_on(op, attempt, [value])
         elif op.kind in ("B", "I") and op.stage > 0:
@@ -136,7 +136,7 @@ class Waits(Computation):
         plan = self._try.plan
         layers = plan.layer_range(k, op.stage)
         boundary = profile.layers[layers.stop - 1 if op.kind == "F" else layers.first - 1]
-        size_bytes = boundary.output_bytes * plan.n_samples(k) / profile.micro_batch
+        size_bytes = boundary.output_bytes * plan.samples.n_of(k) / profile.micro_batch
         return [torch.tensor([self._network.leave(op.peer, size_bytes, self._device.until)], dtype=torch.float64)]
 
     def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:
@@ -156,7 +156,7 @@ class Waits(Computation):
             self._exchange()
             assert self._exchanged is not None, "all ops have run"
             complete, work = self._exchanged
-            self._try.groups.wait(work.wait)
+            self._try.groups.waiter.wait(work.wait)
             ready = zip(complete.max(dim=0).values.tolist(), self._buckets, strict=True)
             done = queue(self.plan, self._costs, ready)
             self._device.wait(max((one.end_s for one in done if one.bucket in self._complete_s), default=0.0))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from odyssey.errors import OdysseyError
+from odyssey.plan.form import layout_of
 from odyssey_cli.replay.ledger import Totals
 from odyssey_cli.replay.outcome import Decision, Outcome
 from odyssey_cli.replay.policies import Policy
@@ -90,7 +91,7 @@ def ask(
         outcomes.append(Outcome(policy.name, policy.about, trace.length_s, step_s(with_all), result))
         progress(policy, trace.length_s)
     return Answer(
-        source, trace, setup.ranks_per_node, with_all.layout(), step_s(with_all), terms, tuple(outcomes), tuple(starts.faults)
+        source, trace, setup.ranks_per_node, layout_of(with_all), step_s(with_all), terms, tuple(outcomes), tuple(starts.faults)
     )
 
 

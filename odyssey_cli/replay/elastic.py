@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
+from odyssey.plan.form import form_of
 from odyssey_cli.replay.ledger import Doing, Ledger
 from odyssey_cli.replay.nodes import Nodes, told
 from odyssey_cli.replay.outcome import Decision, Result
@@ -130,7 +131,7 @@ class ElasticLife:
             self._ledger.keep(job.plan.estimate.kept_s if job.plan.estimate is not None else 0.0)
             at_work = job.nodes_at_work
             self._nodes.use((node for node, number in self._members.items() if number in at_work), at_s)
-            self._decide(running_s, f"{job.plan.strategy} {job.plan.form()}", len(job.plan.workers), self._ledger.step_s)
+            self._decide(running_s, f"{job.plan.strategy} {form_of(job.plan)}", len(job.plan.workers), self._ledger.step_s)
 
     def _prepare_start(self, at_s: float, why: str) -> None:
         """On all nodes that are there, or when more are."""

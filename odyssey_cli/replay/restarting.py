@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
 from odyssey_cli.replay.ledger import Doing, Ledger
 from odyssey_cli.replay.nodes import Nodes, told
@@ -79,7 +80,7 @@ class RestartingLife:
         if (plan := self._plan) is not None:
             self._used, self._ledger.step_s = there, step_s(plan)
             self._from_s += self._terms.restart_of(len(there) * self._ranks_per_node)
-            decision = Decision(at_s, why, plan.layout(), len(plan.workers), step_s(plan), self._from_s - at_s)
+            decision = Decision(at_s, why, layout_of(plan), len(plan.workers), step_s(plan), self._from_s - at_s)
         self._nodes.use(self._used, now_s)
         self._decisions.append(decision)
 

@@ -20,7 +20,7 @@ from launcher.coordinator.actions import Action, Kill, Propose, Record, SendOrde
 from launcher.coordinator.machine import step
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, PlainState, State
-from launcher.coordinator.workers import workers_of
+from launcher.coordinator.workers import WORKERS
 from launcher.joblog.events import (
     AgentInfo,
     AgentJoined,
@@ -41,7 +41,7 @@ from launcher.joblog.wording import REPORT, faults_texts, ranks_text
 from launcher.planning.situations import expected_change, proposed
 from odyssey.errors import OdysseyError
 from odyssey.plan.plan import Plan
-from odyssey.plan.worker import Rank, Worker, numbers_from, worker_of
+from odyssey.plan.worker import Rank, Worker, numbers_from, ranks_of, worker_of
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.protocol.orders import Connect, Drain, Pause, Prepare
 from odyssey.protocol.reports import Connected, Hello, Paused, Ready
@@ -243,7 +243,7 @@ class SimulatedJob:
         self._faults |= dict.fromkeys(faults_texts(found.candidates))
         chosen = best(found.candidates)
         if chosen is not None and chosen.estimate is None:
-            lost = ranks_text(workers_of(ask.plan).ranks(ask.lost))
+            lost = ranks_text(WORKERS.ranks(ask.lost))
             raise OdysseyError(f"a loss of {lost} cannot be replayed: {chosen.reason}", REPORT)
         self._feed(found)
 
@@ -265,7 +265,7 @@ class SimulatedJob:
     def _go(self) -> None:
         assert self.plan is not None and self.plan.estimate is not None
         held = ((worker, tuple(sorted(layers))) for worker, layers in self.plan.holds.items())
-        self._held = {rank: layers for worker, layers in held for rank in self.plan.ranks_of(worker)}
+        self._held = {rank: layers for worker, layers in held for rank in ranks_of(worker)}
         self.running_since_s = self._now_s + self.plan.estimate.transition.warm_up_s
         self._are_connected = False
         if self._is_to_resume:
@@ -293,13 +293,13 @@ class SimulatedJob:
         readers: set[Worker] = set()
         for k in range(plan.n_micro_batches):
             last = len(plan.pipelines[plan.home[k]].stages) - 1
-            counted.setdefault(plan.runner(k, last), []).append((k, plan.n_samples(k)))
+            counted.setdefault(plan.runner(k, last), []).append((k, plan.samples.n_of(k)))
             readers |= {plan.runner(k, 0), plan.runner(k, last)}
         shards: dict[frozenset[int], tuple[tuple[int, str], ...]] = {}
         for rank in ranks:
             if rank in self._dead:
                 continue
-            worker = plan.worker_of(rank)
+            worker = worker_of(rank)
             layers = plan.holds.get(worker, frozenset())
             if layers not in shards:
                 ties = (plan.n_layers + t for t, tie in enumerate(plan.ties) if not layers.isdisjoint(tie))

@@ -13,7 +13,7 @@ import msgspec
 from launcher.joblog.wording import ranks_text
 from odyssey.plan.pipelines import Stage, spans_of
 from odyssey.plan.plan import Plan, StateFrom
-from odyssey.plan.worker import Rank, Worker
+from odyssey.plan.worker import Rank, Worker, all_ranks_of, ranks_of, worker_of
 from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.display import quantities
 
@@ -80,8 +80,8 @@ def layouts(stands: Sequence[Stand]) -> tuple[Layout, ...]:
     before: Plan | None = None
     for i, stand in enumerate(stands):
         doomed = set(stands[i + 1].lost) if i + 1 < len(stands) else set()
-        idle = stand.plan.all_ranks_of(stand.plan.idle)
-        gone = (gone | set(stand.lost)) - set(stand.plan.all_ranks_of(stand.plan.workers)) - set(idle)
+        idle = all_ranks_of(stand.plan.idle)
+        gone = (gone | set(stand.lost)) - set(all_ranks_of(stand.plan.workers)) - set(idle)
         rows = _rows(before, stand.plan, doomed)
         shown = _most_changed(rows)
         told = sentences(before, stand.plan, stand.lost) if before is not None else ()
@@ -115,7 +115,7 @@ def _cell(before: Plan, plan: Plan, p: int, s: int, stage: Stage, doomed: Collec
         return Cell(None, first, stop, Look.HOLE, runners=_runners(plan, p, s))
     had = frozenset() if worker in plan.spawned else before.holds.get(worker, frozenset())
     new = tuple(spans_of(set(stage.layers) - had))
-    if any(rank in doomed for rank in plan.ranks_of(worker)):
+    if any(rank in doomed for rank in ranks_of(worker)):
         look = Look.DOOMED
     elif worker in plan.spawned:
         look = Look.STARTED
@@ -123,11 +123,11 @@ def _cell(before: Plan, plan: Plan, p: int, s: int, stage: Stage, doomed: Collec
         look = Look.HELPS
     else:
         look = Look.KEPT if before.runs.get(worker) == frozenset(stage.layers) else Look.CHANGED
-    return Cell(plan.ranks_of(worker)[0], first, stop, look, new)
+    return Cell(ranks_of(worker)[0], first, stop, look, new)
 
 
 def _runners(plan: Plan, p: int, s: int) -> tuple[Rank, ...]:
-    return plan.all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
+    return all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
 
 
 def _most_changed(rows: Sequence[ChangeRow]) -> tuple[ChangeRow, ...]:
@@ -144,12 +144,12 @@ def sentences(before: Plan, after: Plan, lost: Collection[Rank]) -> tuple[str, .
     """What becomes of the lost ranks' layers and micro-batches, who has come, who moves what, and who has no work."""
     told = [_loss(before, rank) for rank in sorted(lost)]
     if come := {*after.workers, *after.idle} - {*before.workers, *before.idle, *after.spawned}:
-        told.append(f"{ranks_alike(after.all_ranks_of(come))} taken in")
+        told.append(f"{ranks_alike(all_ranks_of(come))} taken in")
     if after.spawned:
-        told.append(f"{ranks_alike(after.all_ranks_of(after.spawned))} started again")
+        told.append(f"{ranks_alike(all_ranks_of(after.spawned))} started again")
     told += _few([*_taken_over(before, after), *(_hole(after, p, s) for p, s in _holes(after))], "more stages")
     if after.approximation is not None:
-        told.append(f"the backward of {ranks_text(after.all_ranks_of(after.approximation.workers))} is approximate")
+        told.append(f"the backward of {ranks_text(all_ranks_of(after.approximation.workers))} is approximate")
     if after.state_from is StateFrom.SCRIPT:
         told.append("all ranks build their layers anew: no step is final yet")
     elif after.moves:
@@ -157,12 +157,12 @@ def sentences(before: Plan, after: Plan, lost: Collection[Rank]) -> tuple[str, .
     else:
         told.append("no layer moves")
     if newly_idle := set(after.idle) - set(before.idle):
-        told.append(f"{ranks_alike(after.all_ranks_of(newly_idle))} without work")
+        told.append(f"{ranks_alike(all_ranks_of(newly_idle))} without work")
     return tuple(told)
 
 
 def _loss(before: Plan, rank: Rank) -> str:
-    worker = before.worker_of(rank)
+    worker = worker_of(rank)
     if worker not in before.place:
         return f"rank {rank} is lost: it had no work"
     p, s = before.place[worker]
@@ -179,7 +179,7 @@ def _holes(plan: Plan) -> list[tuple[int, int]]:
 def _taken_over(before: Plan, after: Plan) -> Iterator[str]:
     for worker, kept in sorted(before.keeps.items()):
         if layers := kept & after.runs.get(worker, frozenset()):
-            yield f"{ranks_text(after.ranks_of(worker))} runs {_layers(spans_of(layers))} as well, which it kept"
+            yield f"{ranks_text(ranks_of(worker))} runs {_layers(spans_of(layers))} as well, which it kept"
 
 
 def _hole(plan: Plan, p: int, s: int) -> str:
@@ -194,10 +194,8 @@ def _moves(plan: Plan) -> list[str]:
         taken.setdefault(move.target, {}).setdefault(move.source, []).append(move.layer)
     found = []
     for target, by_source in sorted(taken.items()):
-        parts = [
-            f"{_layers(spans_of(layers))} from {ranks_text(plan.ranks_of(source))}" for source, layers in by_source.items()
-        ]
-        found.append(f"{ranks_text(plan.ranks_of(target))} takes {', '.join(parts)}")
+        parts = [f"{_layers(spans_of(layers))} from {ranks_text(ranks_of(source))}" for source, layers in by_source.items()]
+        found.append(f"{ranks_text(ranks_of(target))} takes {', '.join(parts)}")
     return found
 
 

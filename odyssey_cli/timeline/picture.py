@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from launcher.joblog.wording import ranks_text
+from odyssey.plan.form import form_of
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send
-from odyssey.plan.worker import Rank, Worker
+from odyssey.plan.worker import Rank, Worker, all_ranks_of, ranks_of, worker_of
 from odyssey_cli.display import quantities
 from perfmodel.profile.profile import Profile
 from perfmodel.step.timeline import Span, timeline_of
@@ -127,7 +128,7 @@ def bars(plan: Plan, worker: Worker, spans: Sequence[Span]) -> tuple[Bar, ...]:
 
 def headline(when: str, plan: Plan, strategy: str = "") -> str:
     """`after: layout 4x8 -1, reroute`; of a panel. Every part but the layout may be missing."""
-    return (f"{when}: " if when else "") + f"layout {plan.form()}" + (f", {strategy}" if strategy else "")
+    return (f"{when}: " if when else "") + f"layout {form_of(plan)}" + (f", {strategy}" if strategy else "")
 
 
 def predicted(
@@ -149,7 +150,7 @@ def predicted(
     choice = choose(plan, timeline.twin, all_rows)
 
     def spans(rank: Rank) -> list[Span]:
-        return timeline.spans(plan, plan.worker_of(rank))
+        return timeline.spans(plan, worker_of(rank))
 
     found = panel(title, plan, timeline.step_s, spans, choice, lost=lost or {})
     return slowed(found, profile.step_scale)
@@ -185,13 +186,13 @@ def panel(
         for s, stage in enumerate(plan.pipelines[p].stages):
             place = f"{p}.{s}"
             if stage.worker is not None:
-                rows += [WorkerRow(rank, place, bars(plan, stage.worker, spans(rank))) for rank in plan.ranks_of(stage.worker)]
+                rows += [WorkerRow(rank, place, bars(plan, stage.worker, spans(rank))) for rank in ranks_of(stage.worker)]
             elif (p, s) in rank_at:
-                runners = plan.all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
+                runners = all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
                 verb = "runs" if len(runners) == 1 else "run"
                 rows.append(WorkerRow(rank_at[p, s], place, (), f"lost: {ranks_text(runners)} {verb} its micro-batches"))
     rows += [WorkerRow(rank, "", (), "lost") for rank, place in sorted(lost.items()) if place is None]
-    idle = (f"{ranks_text(plan.all_ranks_of(plan.idle))} without work",) if plan.idle else ()
+    idle = (f"{ranks_text(all_ranks_of(plan.idle))} without work",) if plan.idle else ()
     return Panel(title, step_s, tuple(rows), (*choice.notes(plan), *idle, *notes))
 
 
@@ -209,7 +210,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def _count(plan: Plan, pipelines: Collection[int]) -> str:
-    n_ranks = sum(len(plan.all_ranks_of(_workers(plan, p))) for p in pipelines)
+    n_ranks = sum(len(all_ranks_of(_workers(plan, p))) for p in pipelines)
     return f"{quantities.plural(len(pipelines), 'pipeline')} ({quantities.plural(n_ranks, 'rank')})"
 
 
@@ -248,7 +249,7 @@ def places_left(lost: Collection[Rank], before: Plan, after: Plan | None) -> dic
     """Lost rank -> its (pipeline, stage) in `before`, if that still stands in `after` without a worker; else None."""
     found: dict[Rank, tuple[int, int] | None] = {}
     for rank in lost:
-        place = before.place.get(before.worker_of(rank))
+        place = before.place.get(worker_of(rank))
         found[rank] = place if place is not None and after is not None and is_hole(after, *place) else None
     return found
 

@@ -12,7 +12,7 @@ from launcher.joblog.events import Event, GenerationStarted, PlanChosen, Profile
 from launcher.joblog.wording import ranks_text
 from odyssey.plan.plan import Plan
 from odyssey.plan.schedule import program
-from odyssey.plan.worker import Rank
+from odyssey.plan.worker import Rank, all_ranks_of, worker_of
 from odyssey.protocol.calls import ranks_alike
 from odyssey.protocol.reports import StepTimes
 from odyssey_cli.timeline.change import Stand
@@ -105,7 +105,7 @@ def _places(lost: Places, newly_lost: set[Rank], before: Plan | None, after: Pla
         is_left = place is not None and is_hole(after, *place) and place not in found.values()
         found.setdefault(rank, place if is_left else None)
     there = {*after.place, *after.idle}
-    return {rank: place for rank, place in found.items() if after.worker_of(rank) not in there}
+    return {rank: place for rank, place in found.items() if worker_of(rank) not in there}
 
 
 def picture(
@@ -130,7 +130,7 @@ def _panels(generation: Generation, how: str, with_prediction: bool) -> list[Pan
     found = []
     choice = Choice(tuple(range(len(plan.pipelines))))
     if profile is not None:
-        node_of = {plan.worker_of(rank): node for rank, node in generation.node_of.items()}
+        node_of = {worker_of(rank): node for rank, node in generation.node_of.items()}
         choice = choose(plan, timeline_of(plan, profile, node_of).twin)
         if with_prediction:
             title = _title(f"{name}, predicted", generation)
@@ -147,7 +147,7 @@ def _title(what: str, generation: Generation) -> str:
 
 def _fits(plan: Plan, rank: Rank, times: StepTimes) -> bool:
     """Whether the moments are those of the rank's program: a log may be of another version, or altered."""
-    moments, worker = times.moments_us, plan.worker_of(rank)
+    moments, worker = times.moments_us, worker_of(rank)
     if worker not in plan.holds or len(moments) != len(program(plan, worker)) + 1:
         return False
     return math.isfinite(times.began_s) and all(a <= b for a, b in pairwise(moments))
@@ -161,9 +161,9 @@ def _measured(name: str, generation: Generation, times: Mapping[Rank, StepTimes]
         if rank not in times:
             return []
         moments = [began_s[rank] + at * 1e-6 for at in times[rank].moments_us]
-        return [Span(op, *of) for op, of in zip(program(plan, plan.worker_of(rank)), pairwise(moments), strict=True)]
+        return [Span(op, *of) for op, of in zip(program(plan, worker_of(rank)), pairwise(moments), strict=True)]
 
-    unknown = sorted(set(plan.all_ranks_of(plan.workers)) - set(times))
+    unknown = sorted(set(all_ranks_of(plan.workers)) - set(times))
     if unknown:
         notes.append(f"not recorded: {ranks_alike(unknown)}")
     step_s = max(began_s[rank] + of.moments_us[-1] * 1e-6 for rank, of in times.items())

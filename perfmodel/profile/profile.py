@@ -56,9 +56,13 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_s: Seconds
     bandwidth: Annotated[float, msgspec.Meta(gt=0)]
 
+    def transfer_s(self, size_bytes: float) -> float:
+        """Seconds until `size_bytes` have arrived."""
+        return self.latency_s + size_bytes / self.bandwidth
+
 
 class AllReduce(enum.StrEnum):
-    """How the workers of a group sum what each has, see perfmodel/step/costs.py."""
+    """How the workers of a group sum what each has, see perfmodel/step/all_reduce.py."""
 
     RING = "ring"
     TREE = "tree"

@@ -1,6 +1,6 @@
 """What a step of a plan takes, of time and of memory. In reading order:
 
-- costs.py: what one op costs
+- costs.py: what one op costs; all_reduce.py: a sum over workers
 - independent_groups.py: pipelines that have to do with each other; of groups that are alike one is simulated
 - computations.py: a group's computations as the kernel has them, and what became of them
 - simulate.py: they run, event by event, on devices or shared cores

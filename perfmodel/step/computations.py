@@ -90,7 +90,7 @@ class Computations:
             dependency_order({worker: program(self._plan, worker) for worker in self.workers})  # says who waits for what
             raise AssertionError("the programs end, and their computations do not")
         layers, micro_batches, firsts = list(self._number_of), list(self._first_of), list(self._first_of.values())
-        n_samples = self._plan.n_samples
+        n_samples = self._plan.samples.n_of
 
         def of(row: kernel.Walker) -> Computed:
             ended = {
@@ -141,7 +141,7 @@ class Computations:
                 of = dict(self._routed.get(k, ()))
                 self._add_rows(tuple(of.get(s, row) for s, row in enumerate(own)), 1)
         whole, last = (
-            self._costs.stages(ranges, self._plan.n_samples(k)) for k in (its.first_micro_batch, its.stop_micro_batch - 1)
+            self._costs.stages(ranges, self._plan.samples.n_of(k)) for k in (its.first_micro_batch, its.stop_micro_batch - 1)
         )
         tasks.is_first += [s == 0 for s in range(n_stages)] * n
         tasks.is_last += [s == n_stages - 1 for s in range(n_stages)] * n
@@ -158,7 +158,7 @@ class Computations:
         for i, row in enumerate(rows):
             worker = self.workers[row]
             if worker in self._plan.approximate:
-                n_samples = self._plan.n_samples(its.first_micro_batch + i // len(its.stages))
+                n_samples = self._plan.samples.n_of(its.first_micro_batch + i // len(its.stages))
                 found[i] = self._costs.by(self._plan, worker).stages(its.ranges, n_samples).costs[i % len(its.stages)]
         return found
 
@@ -177,7 +177,7 @@ class Computations:
         p, s = plan.place[worker]
         its = plan.pipelines[p]
         n, n_stages = len(its.micro_batches), len(its.stages)
-        if p in self._whole and worker not in plan.order_of and worker not in plan.routed_to:
+        if p in self._whole and worker not in plan.schedule.order_of and worker not in plan.routed_to:
             ops = split_orders(plan, p)[s] if plan.schedule.rule == "split" else _plain_orders(n_stages, n)[s]
             before = 4 * first_of[its.first_micro_batch]
             return [before + op for op in ops] if before else ops

@@ -24,7 +24,7 @@ from odyssey import kernel
 from odyssey.plan.approximation import ApproximateCost
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
-from perfmodel.profile.profile import AllReduce, LayerProfile, Link, Profile
+from perfmodel.profile.profile import LayerProfile, Link, Profile
 
 
 class StagesCost(NamedTuple):
@@ -79,11 +79,6 @@ class Costs:
     def _approximate(self) -> Costs:
         profile = replace(self.profile, layers=tuple(map(_approximately, self.profile.layers)))
         return Costs(profile, self.node_of, self.slow)
-
-    def refresh_s(self, layers: Iterable[int]) -> float:
-        """Of the singular vectors of these layers, once."""
-        its = (self.profile.layers[layer].approximate for layer in layers)
-        return sum(cost.refresh_s for cost in its if isinstance(cost, ApproximateCost))
 
     # -- seconds -------------------------------------------------------------------------------------------------------
 
@@ -157,33 +152,6 @@ class Costs:
         forward, backward = self._seconds["F"], self._seconds["B"]
         return [forward[i + 1] - forward[i] + backward[i + 1] - backward[i] for i in range(len(self.profile.layers))]
 
-    def transfer_s(self, link: Link, size_bytes: float) -> float:
-        """Seconds until `size_bytes` have arrived."""
-        return link.latency_s + size_bytes / link.bandwidth
-
-    def all_reduce_s(self, n_hosts: int, n_on_host: int, size_bytes: float) -> float:
-        """Seconds of an all-reduce of `size_bytes` among up to `n_on_host` workers on each of so many hosts, by the quickest
-        way that the cluster has."""
-        cluster, n_workers = self.profile.cluster, n_hosts * n_on_host
-        link = cluster.intra_host if n_hosts == 1 else cluster.inter_host
-        ways = {
-            AllReduce.RING: lambda: ring_s(link, n_workers, size_bytes),
-            AllReduce.TREE: lambda: tree_s(link, n_workers, size_bytes),
-            AllReduce.HIERARCHICAL: lambda: self._hierarchical_s(n_hosts, n_on_host, size_bytes),
-        }
-        return min(ways[way]() for way in cluster.all_reduce)
-
-    def _hierarchical_s(self, n_hosts: int, n_on_host: int, size_bytes: float) -> float:
-        """Within hosts each worker gets its share of the sums, hosts then sum each share for itself, and within hosts all get
-        all of it. NCCL's rings come to that where a host has several network interfaces and each ring leaves by another one."""
-        cluster, share_bytes = self.profile.cluster, size_bytes / n_on_host
-        between = cluster.inter_host
-        if cluster.interface_bandwidth is not None:
-            between = Link(between.latency_s, min(between.bandwidth, cluster.interface_bandwidth / n_on_host))
-        return ring_s(cluster.intra_host, n_on_host, size_bytes) + min(
-            ring_s(between, n_hosts, share_bytes), tree_s(between, n_hosts, share_bytes)
-        )
-
     # -- places --------------------------------------------------------------------------------------------------------
 
     def host(self, worker: Worker) -> int:
@@ -217,18 +185,9 @@ class Costs:
         if self.profile.cluster.interface_bandwidth is None:
             return ()
         if self._crowded is None or self._crowded[0] is not plan:
-            self._crowded = plan, self._crowds_of(plan)
+            self._crowded = plan, _crowds_of(plan, self._hosts)
         known = self._crowded[1]
         return tuple(known.get(host, 1) for host in self.hosts(workers))
-
-    def _crowds_of(self, plan: Plan) -> Mapping[int, int]:
-        """Host -> neighbouring stages with one of them elsewhere: the upper one here, or the lower, whichever are more."""
-        pairs: Counter[tuple[int, bool]] = Counter()
-        for pipeline in plan.pipelines:
-            for upper, lower in pairwise(stage.worker for stage in pipeline.stages):
-                if upper is not None and lower is not None and self.host(upper) != self.host(lower):
-                    pairs.update(((self.host(upper), True), (self.host(lower), False)))
-        return {host: max(pairs[host, True], pairs[host, False]) for host, _ in pairs}
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
@@ -290,6 +249,16 @@ class _Places(dict[Worker, int]):
         return place
 
 
+def _crowds_of(plan: Plan, host_of: Mapping[Worker, int]) -> Mapping[int, int]:
+    """Host -> neighbouring stages with one of them elsewhere: the upper one here, or the lower, whichever are more."""
+    pairs: Counter[tuple[int, bool]] = Counter()
+    for pipeline in plan.pipelines:
+        for upper, lower in pairwise(stage.worker for stage in pipeline.stages):
+            if upper is not None and lower is not None and host_of[upper] != host_of[lower]:
+                pairs.update(((host_of[upper], True), (host_of[lower], False)))
+    return {host: max(pairs[host, True], pairs[host, False]) for host, _ in pairs}
+
+
 def _approximately(layer: LayerProfile) -> LayerProfile:
     """As if its approximate backward were its own. That has no halves: what it computes again serves both."""
     cost = layer.approximate
@@ -300,19 +269,10 @@ def _approximately(layer: LayerProfile) -> LayerProfile:
     return replace(layer, **halves, activation_bytes=cost.activation_bytes)
 
 
-def ring_s(link: Link, n_workers: int, size_bytes: float) -> float:
-    """All-reduce around a ring: every worker sends 2(n-1) pieces of 1/n of it, one after the other."""
-    if n_workers < 2:
-        return 0.0
-    return 2 * (n_workers - 1) * (link.latency_s + size_bytes / n_workers / link.bandwidth)
-
-
-def tree_s(link: Link, n_workers: int, size_bytes: float) -> float:
-    """All-reduce up and down two binary trees, each for half of it, in which no worker has children in both: every worker sends
-    all of it twice (Sanders, Speck and Träff 2009; in NCCL since 2.4)."""
-    if n_workers < 2:
-        return 0.0
-    return 2 * ((n_workers - 1).bit_length() * link.latency_s + size_bytes / link.bandwidth)
+def refresh_s(profile: Profile, layers: Iterable[int]) -> float:
+    """Of the singular vectors of these layers, once."""
+    its = (profile.layers[layer].approximate for layer in layers)
+    return sum(cost.refresh_s for cost in its if isinstance(cost, ApproximateCost))
 
 
 def has_input_gradient(profile: Profile) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from perfmodel.step.cores import share_equally
-from perfmodel.step.costs import Costs
+from perfmodel.step.costs import Costs, refresh_s
 from perfmodel.step.reducing import Reduced, queue, ready
 
 
@@ -73,7 +73,7 @@ def _refresh_s(plan: Plan, costs: Costs, worker: Worker) -> float:
     """What the singular vectors of a worker with an approximate backward take, a step in the mean."""
     if plan.approximation is None or worker not in plan.approximate:
         return 0.0
-    return costs.refresh_s(plan.holds[worker]) / plan.approximation.low_rank.refresh_steps
+    return refresh_s(costs.profile, plan.holds[worker]) / plan.approximation.low_rank.refresh_steps
 
 
 def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[Worker, Worker]) -> dict[Worker, float]:

@@ -118,7 +118,7 @@ def _is_plain(plan: Plan, members: Sequence[int], workers: Sequence[Worker]) -> 
     """Whether this is one whole pipeline without exceptions."""
     if len(members) > 1 or not plan.pipelines[members[0]].is_complete:
         return False
-    return not plan.schedule.orders or not any(worker in plan.order_of for worker in workers)
+    return not plan.schedule.orders or not any(worker in plan.schedule.order_of for worker in workers)
 
 
 def _kind(plan: Plan, p: int, workers: Sequence[Worker], costs: Costs, rule: Schedule) -> tuple[object, ...]:
@@ -129,7 +129,7 @@ def _kind(plan: Plan, p: int, workers: Sequence[Worker], costs: Costs, rule: Sch
         rule,
         plan.micro_batch,
         pipeline.ranges,
-        plan.n_samples(pipeline.stop_micro_batch - 1),
+        plan.samples.n_of(pipeline.stop_micro_batch - 1),
         tuple(map(eq, hosts, hosts[1:])),
         costs.crowds(plan, workers),
         costs.factors(workers),
@@ -150,10 +150,10 @@ def _exact_key(
     return (
         rule,
         plan.micro_batch,
-        plan.n_samples(plan.pipelines[members[-1]].micro_batches[-1]),
+        plan.samples.n_of(plan.pipelines[members[-1]].micro_batches[-1]),
         tuple(plan.pipelines[p] for p in members),
         tuple(route for p in members for route in routes.get(p, ())),
-        tuple(plan.order_of.get(worker) for worker in workers),
+        tuple(plan.schedule.order_of.get(worker) for worker in workers),
         tuple(costs.hosts(workers)),
         costs.crowds(plan, workers),
         costs.factors(workers),

@@ -17,6 +17,7 @@ from odyssey import kernel
 from odyssey.plan.buckets import Bucket, buckets
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
+from perfmodel.step.all_reduce import all_reduce_s
 from perfmodel.step.costs import Costs
 
 Layers = tuple[int, int]
@@ -118,7 +119,7 @@ def queue(plan: Plan, costs: Costs, at: Iterable[tuple[float, Bucket]]) -> list[
             kernel.Group(
                 [ready_s for ready_s, _ in of],
                 [bucket.lowest for _, bucket in of],
-                [costs.all_reduce_s(len(on), max(on.values()), size) for size in sizes],
+                [all_reduce_s(costs.profile.cluster, len(on), max(on.values()), size) for size in sizes],
                 [reduced_bytes(len(on), size) / rate for size in sizes] if rate is not None and crosses else [],
                 list(beside),
                 [hosts.setdefault(host, len(hosts)) for host in on] if crosses else [],

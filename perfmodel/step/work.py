@@ -44,7 +44,7 @@ def work_of(profile: Profile) -> Work:
                 backward_us=_us(layer.backward_s for layer in alike),
                 input_gradient_us=_us(profile.halves_scale * layer.input_gradient_s for layer in alike),
                 weight_gradient_us=_us(profile.halves_scale * layer.weight_gradient_s for layer in alike),
-                transfer_us=_us([max(costs.transfer_s(link, size) for link in (cluster.intra_host, cluster.inter_host))]),
+                transfer_us=_us([max(link.transfer_s(size) for link in (cluster.intra_host, cluster.inter_host))]),
                 activation_bytes=alike[0].activation_bytes,
                 output_bytes=size,
                 state_bytes=states[first],

@@ -18,7 +18,7 @@ from odyssey.plan.needs import SumOver, levels
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from perfmodel.profile.profile import Recovery
-from perfmodel.step.costs import Costs
+from perfmodel.step.costs import Costs, refresh_s
 from perfmodel.transition.moving import moves_s
 
 
@@ -40,8 +40,8 @@ def transition(plan: Plan, costs: Costs, search_s: float, whole: Set[SumOver] = 
 
 def warm_up_s(plan: Plan, costs: Costs, worker: Worker) -> float:
     """Of one worker: with the first singular vectors, where its backward is approximate."""
-    refresh_s = costs.refresh_s(plan.holds[worker]) if worker in plan.approximate else 0.0
-    return costs.profile.recovery.warm_up_s + refresh_s
+    vectors_s = refresh_s(costs.profile, plan.holds[worker]) if worker in plan.approximate else 0.0
+    return costs.profile.recovery.warm_up_s + vectors_s
 
 
 def while_training(parts: Transition) -> Transition:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from odyssey.plan.buckets import BUCKET_BYTES
+from perfmodel.step.all_reduce import all_reduce_s
 from perfmodel.step.costs import Costs
 
 
@@ -33,7 +34,7 @@ class Buckets:
         """The all-reduce of a bucket among up to `n_on_host` workers on each of so many hosts."""
         key = (n_hosts, n_on_host, size_bytes)
         if key not in self._seconds:
-            self._seconds[key] = self._costs.all_reduce_s(*key)
+            self._seconds[key] = all_reduce_s(self._costs.profile.cluster, *key)
         return self._seconds[key]
 
     def exposed_s(self, stop: int, n_hosts: int, n_on_host: int) -> float:

@@ -142,7 +142,7 @@ class _Exchange:
                 for its in plan.pipelines
             ),
             plan.micro_batch,
-            tuple(plan.n_samples(its.stop_micro_batch - 1) for its in plan.pipelines),
+            tuple(plan.samples.n_of(its.stop_micro_batch - 1) for its in plan.pipelines),
             tuple((number_of[route.micro_batch], route.stage, worker_of[route.worker]) for route in plan.routes),
             tuple(hosts.setdefault(costs.host(worker), len(hosts)) for worker in self._workers),
             costs.factors(self._workers),

@@ -27,7 +27,7 @@ class Halves:
         self._longer = [0.0, *accumulate((profile.halves_scale - 1) * layer.backward_s for layer in profile.layers)]
         """What the halves take longer than the whole."""
         self._forward = [0.0, *accumulate(layer.forward_s for layer in profile.layers)]
-        self._passed_on_s = [costs.transfer_s(profile.cluster.intra_host, layer.output_bytes) for layer in profile.layers]
+        self._passed_on_s = [profile.cluster.intra_host.transfer_s(layer.output_bytes) for layer in profile.layers]
         self._state = state_bytes
         self._activation = costs.sums(lambda layer: layer.activation_bytes)
         self._room = profile.cluster.memory_bytes - profile.runtime_bytes - most_message_bytes(profile)

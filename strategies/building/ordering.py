@@ -80,7 +80,7 @@ class _Tasks:
         lost = {p: without_worker(plan.pipelines[p].stages) for p in members}
         for *_, k in sorted((j, lost[p], k) for p in members for j, k in enumerate(plan.pipelines[p].micro_batches)):
             p = plan.home[k]
-            stages, n_samples = plan.pipelines[p].stages, plan.n_samples(k)
+            stages, n_samples = plan.pipelines[p].stages, plan.samples.n_of(k)
             previous = None
             for s, stage in enumerate(stages):
                 worker = route_of.get((k, s), stage.worker)
@@ -121,5 +121,5 @@ class _Tasks:
         size = profile.layers[layer - 1].output_bytes * n_samples / profile.micro_batch
         key = (a, b, round(size))
         if key not in self._ways:
-            self._ways[key] = round(self._costs.transfer_s(self._costs.link(a, b), size) * SECOND)
+            self._ways[key] = round(self._costs.link(a, b).transfer_s(size) * SECOND)
         return self._ways[key]

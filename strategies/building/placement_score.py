@@ -47,6 +47,30 @@ class Placed:
     workers: tuple[tuple[Worker, ...], ...]
 
 
+class LayerGroups:
+    """Layers that the same workers hold, and so reduce together: the same wherever pipelines have these layers."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Ranges, ...], list[_Group]] = {}
+        self._sharing: dict[tuple[Ranges, ...], list[list[int]]] = {}
+
+    def of(self, ranges: tuple[Ranges, ...]) -> list[_Group]:
+        """All of pipelines with these layers."""
+        if ranges not in self._known:
+            self._known[ranges] = list(_groups(ranges))
+        return self._known[ranges]
+
+    def sharing(self, ranges: tuple[Ranges, ...]) -> list[list[int]]:
+        """For each group, those that share a worker with it, itself among them."""
+        if ranges not in self._sharing:
+            at: dict[tuple[int, int], set[int]] = {}
+            for g, (_, places) in enumerate(self.of(ranges)):
+                for place in places:
+                    at.setdefault(place, set()).add(g)
+            self._sharing[ranges] = [sorted(set().union(*(at[place] for place in places))) for _, places in self.of(ranges)]
+        return self._sharing[ranges]
+
+
 class PlacementScore:
     """Of placements in one situation. `host`: of each survivor."""
 
@@ -62,8 +86,7 @@ class PlacementScore:
         self._tails: dict[tuple[Ranges, tuple[bool, ...]], list[list[float]]] = {}
         self._receives: dict[tuple[Worker, Span], float] = {}
         self._shares: dict[tuple[Shape, ...], list[int]] = {}
-        self._known_groups: dict[tuple[Ranges, ...], list[_Group]] = {}
-        self._known_sharing: dict[tuple[Ranges, ...], list[list[int]]] = {}
+        self._groups = LayerGroups()
         self._values: dict[Kind, float] = {}
         self._steps_s: dict[Pattern, float] = {}
         self.most = 0.0
@@ -159,7 +182,8 @@ class PlacementScore:
 
     def shares(self, placed: Placed) -> list[int]:
         """Micro-batches of each pipeline, by speed; there is one for each."""
-        return self._shared(placed, self._shapes(placed), self._cuts(placed))
+        cuts = self._cuts(placed)
+        return self._shared(placed, tuple(map(self.shapes.shape, placed.ranges, cuts)), cuts)
 
     def risk(self, placed: Placed) -> float:
         """The part of its worth that counts where not as many nodes may be lost as should; a little more, the fewer layers that
@@ -167,7 +191,7 @@ class PlacementScore:
         if not self.nodes_matter:
             return 1.0
         aim = self.situation.aim
-        groups = self._groups(placed.ranges)
+        groups = self._groups.of(placed.ranges)
         n_nodes = [len({self.node[placed.workers[p][s]] for p, s in places}) for _, places in groups]
         fewest = min(n_nodes)
         part = n_nodes.count(fewest) / len(groups)
@@ -177,9 +201,6 @@ class PlacementScore:
 
     def _cuts(self, placed: Placed) -> list[tuple[bool, ...]]:
         return [apart([self.host[worker] for worker in row]) for row in placed.workers]
-
-    def _shapes(self, placed: Placed) -> tuple[Shape, ...]:
-        return tuple(map(self.shapes.shape, placed.ranges, self._cuts(placed)))
 
     def _shared(self, placed: Placed, shapes: tuple[Shape, ...], cuts: Sequence[tuple[bool, ...]]) -> list[int]:
         if shapes not in self._shares:
@@ -198,7 +219,7 @@ class PlacementScore:
             return last
         some = {kind: p for p, kind in enumerate(kinds)}  # a pipeline of each kind: the others complete theirs with it
         buckets, groups = self.shapes.buckets, []
-        for (layers, places), sharing in zip(self._groups(placed.ranges), self._sharing(placed.ranges), strict=True):
+        for (layers, places), sharing in zip(self._groups.of(placed.ranges), self._groups.sharing(placed.ranges), strict=True):
             on_host = Counter(self.host[placed.workers[p][s]] for p, s in places)
             n_hosts, n_on_host = len(on_host), max(on_host.values())
             rows = [(complete[kind][s := places[p][1]], kind[0][s][0]) for kind, p in some.items()]
@@ -227,23 +248,6 @@ class PlacementScore:
             self._tails[key] = tails
         return self._tails[key]
 
-    def _groups(self, ranges: tuple[Ranges, ...]) -> list[_Group]:
-        if ranges not in self._known_groups:
-            self._known_groups[ranges] = list(_groups(ranges))
-        return self._known_groups[ranges]
-
-    def _sharing(self, ranges: tuple[Ranges, ...]) -> list[list[int]]:
-        """For each group, those that share a worker with it, itself among them."""
-        if ranges not in self._known_sharing:
-            at: dict[tuple[int, int], set[int]] = {}
-            for g, (_, places) in enumerate(self._groups(ranges)):
-                for place in places:
-                    at.setdefault(place, set()).add(g)
-            self._known_sharing[ranges] = [
-                sorted(set().union(*(at[place] for place in places))) for _, places in self._groups(ranges)
-            ]
-        return self._known_sharing[ranges]
-
     def _moves_s(self, placed: Placed) -> float:
         """Until the worker that receives longest has all its layers."""
         if self.situation.plan is None:
@@ -257,10 +261,9 @@ class PlacementScore:
         key = (worker, layers)
         if key not in self._receives:
             own, host, cluster = self.span[worker], self.host[worker], self.costs.profile.cluster
+            sizes = self.costs.move_bytes
             self._receives[key] = sum(
-                self.costs.transfer_s(
-                    cluster.intra_host if (host, layer) in self._on_host else cluster.inter_host, self.costs.move_bytes[layer]
-                )
+                (cluster.intra_host if (host, layer) in self._on_host else cluster.inter_host).transfer_s(sizes[layer])
                 + self.costs.profile.recovery.move_layer_s
                 for layer in range(*layers)
                 if not own[0] <= layer < own[1]
@@ -280,7 +283,7 @@ class PlacementScore:
                 if len(beside) > 1 or (self.situation.plan is not None and self._receives_s(worker, layers) > 0):
                     found.add((p, s))
         if self.nodes_matter:
-            for _, places in self._groups(placed.ranges):
+            for _, places in self._groups.of(placed.ranges):
                 found.update(places if self._is_on_one_node(placed, places) else ())
         return found
 

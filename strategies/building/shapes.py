@@ -63,7 +63,7 @@ class Shapes:
         self._room = profile.cluster.memory_bytes - profile.runtime_bytes
         self._messages = most_message_bytes(profile)
         within, between = profile.cluster.intra_host, profile.cluster.inter_host
-        self._hops_s = [[2 * costs.transfer_s(link, x.output_bytes) for x in layers] for link in (within, between)]
+        self._hops_s = [[2 * link.transfer_s(x.output_bytes) for x in layers] for link in (within, between)]
         """Within hosts and between them: behind each layer, its output there and the gradient back."""
         self._needs: dict[int, list[int]] = {}
         self._known: dict[int, Shape | None] = {}

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from odyssey.plan.form import form_of
 from odyssey.plan.pipelines import Pipeline, blocks_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
@@ -47,7 +48,7 @@ def with_cut_micro_batches(
         return [row for _, _, row in found]
     cut_s, whole_s, row = min(found, key=lambda way: way[0])
     assert row.plan is not None
-    less = f"{row.plan.form()} would take {(1 - cut_s / whole_s) * 100:.0f} % less"
+    less = f"{form_of(row.plan)} would take {(1 - cut_s / whole_s) * 100:.0f} % less"
     return [Candidate(row.strategy, None, None, f"{less}, but is not exact: {situation.profile.uncut}")]
 
 

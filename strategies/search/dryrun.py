@@ -17,7 +17,7 @@ import msgspec
 
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan.plan import Plan
-from odyssey.plan.worker import Rank, Worker, numbers_from
+from odyssey.plan.worker import Rank, Worker, all_ranks_of, numbers_from, ranks_of, worker_of
 from perfmodel.profile.profile import Profile
 from strategies.search import unchanged
 from strategies.search.ranking import best
@@ -113,11 +113,11 @@ def fail_ranks(
 ) -> Outcome:
     """The loss of these ranks at once."""
     workers = {*plan.workers, *plan.idle}
-    known = {rank for worker in workers for rank in plan.ranks_of(worker)}
+    known = {rank for worker in workers for rank in ranks_of(worker)}
     unknown = sorted(set(ranks) - known)
     if unknown:
         raise UsageError(f"there is no rank {unknown[0]}", f"ranks are {min(known)} to {max(known)}")
-    lost = {plan.worker_of(rank) for rank in ranks}
+    lost = {worker_of(rank) for rank in ranks}
     alive = tuple(sorted(workers - lost))
     situation = Situation(
         generation=plan.generation + 1,
@@ -168,7 +168,7 @@ def fail_any(
     kinds = _kinds(profile, plan, node_of)
     classes: dict[object, list[tuple[Rank, ...]]] = {}
     for placement in placements:
-        classes.setdefault(_class(map(plan.worker_of, placement), kinds), []).append(placement)
+        classes.setdefault(_class(map(worker_of, placement), kinds), []).append(placement)
     chosen = list(classes.values())
     if len(chosen) > MOST_SEARCHES:
         method += f", {MOST_SEARCHES} of {len(chosen)} kinds drawn with seed {seed}"
@@ -194,7 +194,7 @@ def fail_any(
 
 def newcomers(plan: Plan, n: int, ranks_per_node: int, *, nodes: bool = False) -> tuple[Rank, ...]:
     """The ranks that come where `n` do, or whole nodes: as in a job those that were lost, then others, numbered behind all."""
-    known = {*plan.all_ranks_of((*plan.workers, *plan.idle))}
+    known = {*all_ranks_of((*plan.workers, *plan.idle))}
     size = ranks_per_node if nodes else 1
     units = (tuple(numbers_from(Rank(i * size), size)) for i in count())
     its = (unit for unit in units if known.isdisjoint(unit))
@@ -212,7 +212,7 @@ def join_ranks(
 ) -> Joined:
     """These ranks come while `plan` runs, as a job would weigh it (launcher/coordinator/growth.py)."""
     members = {*plan.workers, *plan.idle}
-    alive = tuple(sorted({*members, *map(plan.worker_of, ranks)}))
+    alive = tuple(sorted({*members, *map(worker_of, ranks)}))
     situation = Situation(
         generation=plan.generation,
         step=plan.step,
@@ -235,10 +235,10 @@ def _units(profile: Profile, plan: Plan, node_of: Mapping[Worker, int] | None, n
     """What is lost as a whole: ranks, or nodes with those of their ranks that live."""
     workers = sorted({*plan.workers, *plan.idle})
     if not nodes:
-        return [(rank,) for worker in workers for rank in plan.ranks_of(worker)]
+        return [(rank,) for worker in workers for rank in ranks_of(worker)]
     on: dict[int, list[Rank]] = {}
     for worker in workers:
-        on.setdefault((node_of or {}).get(worker, worker // profile.cluster.ranks_per_node), []).extend(plan.ranks_of(worker))
+        on.setdefault((node_of or {}).get(worker, worker // profile.cluster.ranks_per_node), []).extend(ranks_of(worker))
     return [tuple(ranks) for _, ranks in sorted(on.items())]
 
 
@@ -253,10 +253,10 @@ def _kinds(profile: Profile, plan: Plan, node_of: Mapping[Worker, int] | None) -
         kind: object = (
             pipeline.ranges,
             len(pipeline.micro_batches),
-            plan.n_samples(pipeline.stop_micro_batch - 1),
+            plan.samples.n_of(pipeline.stop_micro_batch - 1),
             tuple(a == b for a, b in pairwise(hosts)),
         )
-        if p in routed or not pipeline.is_complete or any(worker in plan.order_of for worker in workers):
+        if p in routed or not pipeline.is_complete or any(worker in plan.schedule.order_of for worker in workers):
             kind = p
         for s, stage in enumerate(pipeline.stages):
             if stage.worker is not None:

@@ -240,7 +240,7 @@ def _rows(plan: Plan, everyone: Iterable[Worker], slow: Mapping[Worker, float]) 
     """Pipelines and idle workers, each with its kind: equal for those that may be exchanged."""
     kinds: dict[object, int] = {}
     special = {plan.home[k] for k, _ in plan.route_of}
-    special |= {plan.place[worker][0] for worker in (*plan.routed_to, *plan.order_of)}
+    special |= {plan.place[worker][0] for worker in (*plan.routed_to, *plan.schedule.order_of)}
     rows: list[tuple[int, Row]] = []
     for p, pipeline in enumerate(plan.pipelines):
         kind: object = p
@@ -248,7 +248,7 @@ def _rows(plan: Plan, everyone: Iterable[Worker], slow: Mapping[Worker, float]) 
             ranges = pipeline.ranges
             factors = tuple(slow.get(worker, 1.0) for worker in pipeline.workers)
             kept = tuple(plan.keeps.get(worker) for worker in pipeline.workers) if plan.keep_runs else ()
-            kind = ranges, len(pipeline.micro_batches), plan.samples_of(p), factors, kept
+            kind = ranges, len(pipeline.micro_batches), plan.samples.n_in(plan.pipelines[p]), factors, kept
         rows.append((kinds.setdefault(kind, len(kinds)), tuple(stage.worker for stage in pipeline.stages)))
     for worker in everyone:
         if worker not in plan.place:

@@ -175,7 +175,7 @@ class Ahead:
         """Of a stage that is as large as the plan's in the mean."""
         profile = self._situation.profile
         part = len(plan.pipelines) / len(plan.workers)
-        transfer_s = self._costs.transfer_s(profile.cluster.inter_host, part * sum(self._costs.move_bytes))
+        transfer_s = profile.cluster.inter_host.transfer_s(part * sum(self._costs.move_bytes))
         return profile.recovery.moves_scale * (transfer_s + part * len(profile.layers) * profile.recovery.move_layer_s)
 
     def grown_pause_s(self, plan: Plan, estimate: Estimate) -> float:

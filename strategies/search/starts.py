@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from odyssey.errors import UsageError
+from odyssey.plan.form import layout_of
 from odyssey.plan.layout import layout_text
 from strategies.building.compose import n_micro_batches_of
 from strategies.search.ranking import best
@@ -41,7 +42,7 @@ def compared(situation: Situation, layout: str = "auto") -> tuple[list[Candidate
             refused[text] = candidates[0].reason
         for candidate in plans:
             assert candidate.plan is not None
-            found.setdefault(candidate.plan.layout(), candidate)
+            found.setdefault(layout_of(candidate.plan), candidate)
     return list(found.values()), list(refused.items())
 
 

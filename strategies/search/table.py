@@ -16,6 +16,7 @@ from msgspec.structs import replace
 import strategies
 from odyssey.errors import OdysseyError, StateLost, UsageError
 from odyssey.plan.estimate import Transition
+from odyssey.plan.form import layout_of
 from odyssey.plan.layout import layout_text
 from odyssey.plan.moves import move_runs
 from odyssey.plan.plan import Plan
@@ -170,7 +171,7 @@ def _as_asked(situation: Situation) -> list[Proposal | Candidate]:
         return rows
     wanted, its = layout_text(lengths), "layout {}, where {} was asked for"
     return [
-        replace(row, plan=None, reason=its.format(row.plan.layout(), wanted))
+        replace(row, plan=None, reason=its.format(layout_of(row.plan), wanted))
         if row.plan is not None and Counter(len(of.stages) for of in row.plan.pipelines) != Counter(lengths)
         else row
         for row in rows
@@ -234,7 +235,7 @@ def check_holders(situation: Situation) -> None:
         return
     plan, layers = situation.plan, situation.profile.layers
     assert plan is not None, "at the start nobody holds anything"
-    had = sorted({worker for layer in gone for worker in plan.holders(layer)})
+    had = sorted({worker for layer in gone for worker in plan.holders[layer]})
     names = ", ".join(f"{layer} ({layers[layer].name})" for layer in gone)
     *most, last = map(str, had)
     who = f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import accumulate
 
 from odyssey.plan.pipelines import Block, Pipeline
-from odyssey.plan.plan import Plan, Schedule, Work
+from odyssey.plan.plan import Plan, Schedule, Work, under
 from perfmodel.step.costs import Costs, has_halves
 from perfmodel.step.work import work_of
 from perfmodel.worth.objective import objective
@@ -74,7 +74,7 @@ def _unlike(plan: Plan) -> list[Block]:
 
 
 def _rung(priced: Callable[[Proposal], Candidate], strategy: str, plan: Plan, work: Work, cap: float | None) -> Candidate:
-    return priced(Proposal(strategy, plan.under(Schedule("split", cap, work)), ""))
+    return priced(Proposal(strategy, under(plan, Schedule("split", cap, work)), ""))
 
 
 def _least_that_is_fast(
@@ -136,12 +136,12 @@ def _least_s(plan: Plan, costs: Costs) -> float:
     # of a block the first pipeline has as much to do as any: the last micro-batch of a step may be smaller
     firsts = accumulate((block.n for block in plan.blocks[:-1]), initial=0)
     for p in firsts if cores is None else range(len(plan.pipelines)):
-        pipeline, n_samples, reaches_s, before = plan.pipelines[p], plan.samples_of(p), 0.0, None
+        pipeline, n_samples, reaches_s, before = plan.pipelines[p], plan.samples.n_in(plan.pipelines[p]), 0.0, None
         first = min(plan.micro_batch, n_samples)
         for stage in pipeline.stages:
             if before is not None and stage.worker is not None:
                 size = costs.profile.layers[stage.first - 1].output_bytes * first / costs.profile.micro_batch
-                reaches_s += costs.transfer_s(costs.link(before, stage.worker), size)
+                reaches_s += costs.link(before, stage.worker).transfer_s(size)
             before = stage.worker
             key = (stage.first, stage.stop, n_samples)
             if key not in known:

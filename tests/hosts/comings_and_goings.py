@@ -156,7 +156,7 @@ class Episode:
                 case PlanChosen(plan=plan):
                     chosen = plan
                 case GenerationStarted() if chosen is not None:
-                    found.holders = [{home[rank] for rank in chosen.holders(layer)} for layer in range(chosen.n_layers)]
+                    found.holders = [{home[rank] for rank in chosen.holders[layer]} for layer in range(chosen.n_layers)]
                 case AgentJoined(agent=agent):
                     found.members = [*(i for i in found.members if i != _host(agent.host)), _host(agent.host)]
                 case AgentLost(agent=agent):

@@ -153,7 +153,7 @@ class Points:
 
         with suppress(Cut):
             while not all(self._has_sums(rank).exists() for rank in self._have[self.step].intersection(peers.ranks)):
-                peers.groups.check()
+                peers.groups.waiter.check()
                 time.sleep(0.001)
 
     def misses(self, what: str) -> None:
@@ -164,18 +164,18 @@ class Points:
             raise Cut("a connection ended")
 
     def in_commits(self) -> None:
-        from odyssey.runtime.session import Session
+        from odyssey.runtime import session
 
-        agree = Session._agree
+        agree = session.agree
 
-        def agreed(self_: Any, at: str, values: Any) -> Any:
+        def agreed(runner: Any, unit: Any, at: str, values: Any) -> Any:
             self.here("at_commit")
-            found = agree(self_, at, values)
+            found = agree(runner, unit, at, values)
             self.here("after_commit")
             self.misses("misses_commit")
             return found
 
-        Session._agree = agreed  # type: ignore[method-assign]
+        session.agree = agreed
 
     def in_sums(self) -> None:
         from odyssey.replicas import replica
@@ -208,7 +208,7 @@ class Points:
                 work.wait()
                 self.here("giving")
             else:
-                groups.wait(work.wait)
+                groups.waiter.wait(work.wait)
                 self.here("receiving")
             return work
 

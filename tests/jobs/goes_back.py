@@ -14,22 +14,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from odyssey.runtime import session
 from odyssey.runtime.control import COMMIT
-from odyssey.runtime.session import Session
 from tests.jobs.brief import measure_briefly
 from tests.jobs.resumed import make_job
 
 
 def stay_behind(rank: int) -> None:
-    agree = Session._agree
+    agree = session.agree
 
-    def staying(self, at, values):
-        sums = agree(self, at, values)
-        if self.rank == rank and at == COMMIT and self._control.phase.kind == "load":
-            self.runner.groups.wait(threading.Event().wait)  # ended by a cut
+    def staying(runner, unit, at, values):
+        sums = agree(runner, unit, at, values)
+        if runner.rank == rank and at == COMMIT and unit.kind == "load":
+            runner.groups.waiter.wait(threading.Event().wait)  # ended by a cut
         return sums
 
-    Session._agree = staying
+    session.agree = staying
 
 
 def main() -> None:

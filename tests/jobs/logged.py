@@ -151,18 +151,18 @@ def main() -> None:
 def disturb(at: Callable[[str], None]) -> None:
     """Ends this rank where `at` says so."""
     from odyssey.protocol.calls import N_CODE
+    from odyssey.runtime import agreement
     from odyssey.runtime.agreed_numbers import untold
-    from odyssey.runtime.session import Session
     from odyssey.runtime.transaction import N_DRAIN, N_VALUES
 
-    add_up, n_first = Session._sum, N_DRAIN + N_VALUES + N_CODE + len(untold(1))
+    add_up, n_first = agreement._sum, N_DRAIN + N_VALUES + N_CODE + len(untold(1))
 
-    def adding_up(self, values):
+    def adding_up(groups, values):
         if len(values) != n_first:
             at("told")
-        return add_up(self, values)
+        return add_up(groups, values)
 
-    Session._sum = adding_up
+    agreement._sum = adding_up
 
 
 if __name__ == "__main__":

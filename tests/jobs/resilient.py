@@ -233,22 +233,23 @@ def main() -> None:
 
 def disturb(net: nn.Module, its_optimizer: torch.optim.Optimizer, at: Callable[[str], None]) -> None:
     """Ends this rank where `at` says so."""
+    from odyssey.runtime import session
     from odyssey.runtime.session import Session
 
-    agree, take = Session._agree, Session._take
+    agree, take = session.agree, Session._take
     next(iter(net.parameters())).register_hook(lambda gradient: at("backward"))
 
-    def agreeing(self, place, values):
+    def agreeing(runner, unit, place, values):
         if place == "commit":
             at("at_commit")
-        return agree(self, place, values)
+        return agree(runner, unit, place, values)
 
     def taking(self, transaction, result):
         if result.kind == "step":
             at("after_commit")
         take(self, transaction, result)
 
-    Session._agree, Session._take = agreeing, taking
+    session.agree, Session._take = agreeing, taking
     its_optimizer.register_step_post_hook(lambda *_: at("optimizer"))
 
 

@@ -27,6 +27,7 @@ from odyssey.runtime import gradients, peer_memory
 from odyssey.runtime import layers as of_job
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
+from odyssey.runtime.neighbour_memory import NeighbourMemory
 from tests import models
 from tests.jobs.brief import measure_briefly
 from tests.streams import KINDS, Stream
@@ -183,7 +184,7 @@ def stop_at_ops(at, stands, losses):
             if what == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             os.write(pipe, b".")
-            self.groups.beside(threading.Event().wait)
+            self.groups.waiter.beside(threading.Event().wait)
         compute(self, op)
 
     Engine._compute = stopping
@@ -240,9 +241,9 @@ def become_unreadable():
 
 def kill_source(file):
     """Once there is FILE, the first rank whose memory is to be read is killed by who is to read it."""
-    read = Groups.read
+    read = NeighbourMemory.read
 
-    def killing(self, worker, parts):
+    def killing(self, worker, parts, check):
         if file.exists():
             try:
                 file.rename(file.with_suffix(f".{worker}"))
@@ -250,9 +251,9 @@ def kill_source(file):
                 pass  # another was the first
             else:
                 os.kill(peer_memory.reach(self._cards[worker])._pid, signal.SIGKILL)
-        read(self, worker, parts)
+        read(self, worker, parts, check)
 
-    Groups.read = killing
+    NeighbourMemory.read = killing
 
 
 def linger(options, step):

@@ -157,16 +157,16 @@ def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
 
     _, _, its_loop, other = whole(variant)
     its_loop.behind(0, 0.1)
-    other.joining()
+    other.replay.joining()
     other.adopt(0, held.export(0))
     assert digest(other.shard_state(0)) == state
-    for pass_a_unit in (other.replaying, other.replaying, other.replayed):
+    for pass_a_unit in (other.replay.replaying, other.replay.replaying, other.replay.replayed):
         its_loop.behind(4, 0.5)  # as a script does for a unit of the others
         pass_a_unit()
         assert digest(other.shard_state(0)) == state
     its_loop.behind(4, 0.5)
     now = digest(other.shard_state(0))
-    other.replaying()
+    other.replay.replaying()
     assert digest(other.shard_state(0)) == now
 
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 import strategies
+from odyssey.plan.form import form_of
 from odyssey.plan.proof import prove
 from odyssey_cli.__main__ import main
 from odyssey_cli.command_line.options import Command
@@ -92,7 +93,7 @@ def test_the_strategy_of_the_page_is_asked_and_priced_and_its_plan_is_proved(sta
 def test_where_more_are_lost_than_stand_by_the_strategy_of_the_page_routes(standby: Path) -> None:
     found = row(search(after_loss(5, 1, 2), "standby"))
 
-    assert found.plan is not None and found.plan.form().startswith("2x2 -1")
+    assert found.plan is not None and form_of(found.plan).startswith("2x2 -1")
 
 
 def test_where_nobody_stands_by_the_strategy_of_the_page_says_so(standby: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
-from odyssey.plan.plan import Plan, Schedule
+from odyssey.plan.plan import Plan, Schedule, under
 from perfmodel.profile.profile import Link, Recovery
 from perfmodel.step.costs import Costs
 from perfmodel.step.timeline import timeline_of
@@ -20,7 +20,7 @@ from tests.strategies.test_zero_bubble import plans as split_plans
 
 
 @settings(max_examples=examples(120))
-@given(plan=st.one_of(plans(), split_plans(), split_plans().map(lambda plan: plan.under(Schedule()))))
+@given(plan=st.one_of(plans(), split_plans(), split_plans().map(lambda plan: under(plan, Schedule()))))
 def test_a_price_is_to_the_bit_that_of_the_programs_also_where_alike_pipelines_were_priced_before(plan: Plan) -> None:
     rows = [
         layer(str(i), 1 + i / 3, 2.1, 3 - i % 2, gradient_bytes=5, output_bytes=7 + i, activation_bytes=11 * i)

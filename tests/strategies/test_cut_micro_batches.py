@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from odyssey.errors import PlanError
+from odyssey.plan.form import form_of
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Compute, Plan, Reduction, Schedule, decode, encode
+from odyssey.plan.plan import Compute, Plan, Reduction, Schedule, decode, encode, under
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import dependency_order, program
 from perfmodel.profile import catalog
@@ -76,12 +77,12 @@ def test_every_sample_is_in_one_micro_batch_and_none_is_larger_than_a_whole_one(
     assert prove(plan).is_cut
     found: list[int] = []
     for k in range(plan.n_micro_batches):
-        positions = plan.positions(k)
-        assert 1 <= len(positions) == plan.n_samples(k) <= plan.micro_batch
+        positions = plan.samples.positions(k)
+        assert 1 <= len(positions) == plan.samples.n_of(k) <= plan.micro_batch
         found += positions
     assert found == list(range(plan.global_batch))
-    by_pipeline = [sum(plan.n_samples(k) for k in its.micro_batches) for its in plan.pipelines]
-    assert by_pipeline == [plan.samples_of(p) for p in range(len(plan.pipelines))]
+    by_pipeline = [sum(plan.samples.n_of(k) for k in its.micro_batches) for its in plan.pipelines]
+    assert by_pipeline == list(map(plan.samples.n_in, plan.pipelines))
     assert decode(encode(plan)) == plan
 
 
@@ -94,7 +95,9 @@ def test_the_programs_of_all_workers_run_each_sample_through_each_layer_once(pla
         if isinstance(op, Compute) and op.kind in "FBW":
             passed = forward if op.kind == "F" else backward
             passed.update(
-                (i, n) for i in plan.positions(op.micro_batch) for n in plan.layer_range(op.micro_batch, op.stage).layers
+                (i, n)
+                for i in plan.samples.positions(op.micro_batch)
+                for n in plan.layer_range(op.micro_batch, op.stage).layers
             )
     everything = dict.fromkeys(((i, n) for i in range(plan.global_batch) for n in range(plan.n_layers)), 1)
     assert forward == everything and backward == everything
@@ -125,8 +128,8 @@ def test_the_proof_refuses_samples_that_are_lost_or_twice(wrong: Plan, says: str
 
 
 def test_a_cut_plan_says_so_in_a_word() -> None:
-    assert P.form() == "3x1 cut"
-    assert P.under(Schedule("split", 1.5)).form() == "3x1 cut split 1.5x"
+    assert form_of(P) == "3x1 cut"
+    assert form_of(under(P, Schedule("split", 1.5))) == "3x1 cut split 1.5x"
 
 
 # -- shares ---------------------------------------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ def test_no_other_shares_are_faster_by_the_closed_form(
 
     least = min(map(seconds, compositions(global_batch, len(ranges))))
     if other is not None:
-        assert seconds([other.samples_of(p) for p in range(len(ranges))]) == pytest.approx(least)
+        assert seconds(list(map(other.samples.n_in, other.pipelines))) == pytest.approx(least)
     else:
         samples = [min(b * micro_batch, global_batch) - a * micro_batch for a, b in pairwise(starts)]
         rounded_up = [-(-n_samples // micro_batch) * micro_batch for n_samples in samples]
@@ -201,8 +204,8 @@ def test_31_survivors_do_not_wait_for_one_that_has_five_micro_batches() -> None:
     chosen = best(after_a_loss(of))
     assert chosen is not None and chosen.plan is not None and chosen.estimate is not None
     prove(chosen.plan)
-    assert chosen.plan.form() == "31x1 cut"
-    assert Counter(chosen.plan.samples_of(p) for p in range(31)) == {17: 16, 16: 15}
+    assert form_of(chosen.plan) == "31x1 cut"
+    assert Counter(map(chosen.plan.samples.n_in, chosen.plan.pipelines)) == {17: 16, 16: 15}
     assert chosen.estimate.step_s == pytest.approx(17 * 4), "samples of the busiest, at four seconds each"
     whole = [c.estimate for c in after_a_loss(of) if c.plan is not None and c.estimate is not None and not c.plan.is_cut]
     assert min(estimate.step_s for estimate in whole) == pytest.approx(20 * 4)
@@ -237,7 +240,7 @@ def test_a_loss_under_a_cut_plan_leaves_every_sample_in_every_candidate() -> Non
             if candidate.plan is not None:
                 dependency_order({worker: program(candidate.plan, worker) for worker in candidate.plan.workers})
                 n_micro_batches = range(prove(candidate.plan).n_micro_batches)
-                assert sum(map(candidate.plan.n_samples, n_micro_batches)) == 54
+                assert sum(map(candidate.plan.samples.n_of, n_micro_batches)) == 54
 
 
 def test_a_cut_plan_costs_what_its_samples_do() -> None:

@@ -20,6 +20,7 @@ from launcher.joblog.reader import events
 from launcher.options import RunOptions
 from launcher.planning.planner import Planner
 from launcher.planning.precompute import Ask, Work, decode_candidates
+from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from odyssey_cli.__main__ import main
@@ -219,7 +220,7 @@ def test_where_all_strategies_fail_the_whole_pipelines_go_on(monkeypatch: pytest
 
     first, *others = answer(now, "reroute")
 
-    assert first.strategy == "last-resort" and first.plan is not None and first.plan.layout() == "1x2"
+    assert first.strategy == "last-resort" and first.plan is not None and layout_of(first.plan) == "1x2"
     assert first.plan.workers == (0, 1) and first.plan.moves == () and first.plan.idle == (2,)
     assert first.estimate is not None and first.plan.estimate == first.estimate
     prove(first.plan, now.held)
@@ -256,18 +257,18 @@ def test_a_layout_that_fails_at_the_start_costs_its_row(monkeypatch: pytest.Monk
     before = initial_plan(now, "auto")
     chosen = best(before)
     assert chosen is not None and chosen.plan is not None
-    bad = chosen.plan.layout()
+    bad = layout_of(chosen.plan)
     real = tables.price
 
     def price(plan: Plan, *arguments: object, **options: object) -> object:
-        return real(plan, *arguments, **options) if plan.layout() != bad else 1 / 0  # type: ignore[arg-type]
+        return real(plan, *arguments, **options) if layout_of(plan) != bad else 1 / 0  # type: ignore[arg-type]
 
     monkeypatch.setattr(tables, "price", price)
 
     table = initial_plan(now, "auto")
 
     other = best(table)
-    assert other is not None and other.plan is not None and other.plan.layout() != bad
+    assert other is not None and other.plan is not None and layout_of(other.plan) != bad
     assert {row.reason.partition(": ")[2] for row in table if row.is_fault} == {"ZeroDivisionError: division by zero"}
 
 

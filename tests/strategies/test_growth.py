@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from odyssey.errors import StateLost
 from odyssey.plan.estimate import Transition
+from odyssey.plan.form import layout_of
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
@@ -185,7 +186,7 @@ def test_a_lost_place_is_filled_and_what_was_routed_comes_home() -> None:
 
     rows = [plan_of(row) for row in answer(now) if row.strategy == "expand" and row.plan is not None]
 
-    back = next(row for row in rows if row.layout() == "4x2")
+    back = next(row for row in rows if layout_of(row) == "4x2")
     assert back.routes == () and 9 in back.workers and {move.target for move in back.moves} == {9}
 
 
@@ -196,7 +197,7 @@ def test_where_places_are_lost_that_nobody_has_come_for_they_stay_routed() -> No
 
     table = answer(with_newcomers(of, routed, [9]))
 
-    forms = [plan_of(row).layout() for row in table if row.strategy == "expand" and row.plan is not None]
+    forms = [layout_of(plan_of(row)) for row in table if row.strategy == "expand" and row.plan is not None]
     assert "4x2 -1" in forms
 
 
@@ -268,7 +269,7 @@ def test_who_leaves_has_no_work_and_hands_over_what_it_holds(seed: int, is_runni
             continue
         after = prove(row.plan, now.held) if row.plan is plan_of(table[0]) else prove(row.plan)
         assert not set(leaving) & {*after.workers, *after.idle, *(move.target for move in after.moves)}
-        assert all(set(after.holders(layer)) <= set(staying) for layer in range(after.n_layers))
+        assert all(set(after.holders[layer]) <= set(staying) for layer in range(after.n_layers))
 
 
 def test_the_last_holder_of_a_layer_may_leave() -> None:

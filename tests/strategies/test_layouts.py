@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
+from odyssey.plan.form import layout_of
 from odyssey.plan.layout import parse_layout
 from perfmodel.profile import catalog
 from perfmodel.profile.profile import Link, Profile
@@ -209,7 +210,7 @@ def test_a_model_that_fits_only_once_gets_one_pipeline() -> None:
     rows = [layer(str(i), parameter_bytes=100) for i in range(4)]
     of = profile(rows, 4, memory_bytes=150)
     chosen = initial_plan(situation(of, None, range(5)), "auto")[0]
-    assert chosen.plan is not None and chosen.plan.layout() == "1x4" and chosen.plan.idle == (4,)
+    assert chosen.plan is not None and layout_of(chosen.plan) == "1x4" and chosen.plan.idle == (4,)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,7 @@ def test_a_worker_that_keeps_its_layers_is_not_moved() -> None:
     of = profile(4, 8)
     plan = first_plan(of, "2x2", 4)
     table = search(situation(of, plan, without(plan)), "repartition")
-    same = [c.plan for c in table if c.plan is not None and c.plan.layout() == "2x2"]
+    same = [c.plan for c in table if c.plan is not None and layout_of(c.plan) == "2x2"]
     assert same and same[0].moves == () and same[0].pipelines == plan.pipelines
 
 

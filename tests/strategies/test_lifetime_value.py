@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from odyssey.errors import StateLost, UsageError
+from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
 from perfmodel.profile.profile import Link, Profile, Recovery
 from perfmodel.worth.horizon import MOST_LOSSES, Stay, spent
@@ -168,11 +169,11 @@ def test_a_single_pipeline_ends_with_the_next_loss_and_comes_to_less_than_its_st
 def test_compared_are_the_layouts_that_the_search_prices_and_all_equal_ones() -> None:
     start = situation(toy(), None, range(6))
     found, refused = compared(start, "2x2")
-    layouts = [candidate.plan.layout() for candidate in found if candidate.plan is not None]
+    layouts = [layout_of(candidate.plan) for candidate in found if candidate.plan is not None]
     table = initial_plan(start, "auto")
     chosen = best(table)
-    assert chosen is not None and chosen.plan is not None and layouts[0] == chosen.plan.layout()
-    assert {candidate.plan.layout() for candidate in table if candidate.plan is not None} <= set(layouts)
+    assert chosen is not None and chosen.plan is not None and layouts[0] == layout_of(chosen.plan)
+    assert {layout_of(candidate.plan) for candidate in table if candidate.plan is not None} <= set(layouts)
     assert {"2x3", "3x2", "2x2"} <= set(layouts) and len(set(layouts)) == len(layouts)
     assert [layout for layout, _ in refused] == ["6x1"]  # five layers do not fit one worker; 1x6 has more stages than layers
     assert "fits" in refused[0][1]
@@ -181,7 +182,7 @@ def test_compared_are_the_layouts_that_the_search_prices_and_all_equal_ones() ->
 def test_layouts_that_do_not_survive_what_they_have_to_are_refused_with_the_reason() -> None:
     start = situation(toy(), None, range(6), aim=Aim(survive=2))
     found, refused = compared(start)
-    assert [candidate.plan.layout() for candidate in found if candidate.plan is not None] == ["3x2"]
+    assert [layout_of(candidate.plan) for candidate in found if candidate.plan is not None] == ["3x2"]
     assert dict(refused)["2x3"] == "--survive 2: layout 2x3 does not: some layer has 2 of the 3 holders that it takes"
     with pytest.raises(UsageError):
         compared(start, "2x3")
@@ -213,7 +214,7 @@ def test_a_rank_that_stands_by_keeps_the_speed_when_another_is_lost() -> None:
     """Five ranks in which 2x2 is as quick as anything, against four of them that train."""
     start = situation(toy(), None, range(5), seconds_to_change=1000.0)
     spare = with_idle(start, 1)
-    assert spare is not None and spare.plan is not None and spare.plan.layout() == "2x2"
+    assert spare is not None and spare.plan is not None and layout_of(spare.plan) == "2x2"
     alone = situation(toy(), None, range(4), seconds_to_change=1000.0)
     (of_spare,) = lifetime_values(start, [spare], 1000.0, Steps(start))
     (of_alone,) = lifetime_values(alone, [initial_plan(alone, "2x2")[0]], 1000.0, Steps(alone))

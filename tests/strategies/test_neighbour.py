@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from odyssey.errors import PlanError
 from odyssey.plan.approximation import ApproximateCost, Approximation, LowRank, Without, without
+from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan, decode, encode
 from odyssey.plan.proof import prove
 from odyssey.plan.renaming import renamed
@@ -54,7 +55,7 @@ def chosen(table: list[Candidate]) -> Plan:
 
 def test_one_worker_with_the_same_stage_does_both_and_the_others_go_on_exactly() -> None:
     plan = chosen(after(job(), "3x2", 6, 3))
-    assert plan.strategy == "neighbour" and plan.form() == "3x2 -1 approximate"
+    assert plan.strategy == "neighbour" and form_of(plan) == "3x2 -1 approximate"
     (host,) = plan.approximate
     lost = next((p, s) for p, its in enumerate(plan.pipelines) for s, stage in enumerate(its.stages) if stage.worker is None)
     assert plan.runs[host] == frozenset(plan.pipelines[lost[0]].stages[lost[1]].layers)

@@ -40,7 +40,7 @@ def chosen(of: Profile, layout: str, n_workers: int, aim: Aim) -> Plan:
 
 
 def nodes_of(plan: Plan, layer: int, per_node: int) -> set[int]:
-    return {worker // per_node for worker in plan.holders(layer)}
+    return {worker // per_node for worker in plan.holders[layer]}
 
 
 # -- links -------------------------------------------------------------------------------------------------------------

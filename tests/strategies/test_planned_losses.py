@@ -85,11 +85,11 @@ def symmetries_by_trial(whole: Situation) -> Iterator[dict[int, int]]:
     assert plan is not None
     pipelines = list(plan.pipelines)
     fixed = {plan.home[route.micro_batch] for route in plan.routes} | {plan.place[route.worker][0] for route in plan.routes}
-    fixed |= {plan.place[worker][0] for worker in plan.order_of}
+    fixed |= {plan.place[worker][0] for worker in plan.schedule.order_of}
 
     def look(p: int) -> object:
         its = pipelines[p]
-        return [(stage.first, stage.stop) for stage in its.stages], len(its.micro_batches), plan.samples_of(p)
+        return [(stage.first, stage.stop) for stage in its.stages], len(its.micro_batches), plan.samples.n_in(plan.pipelines[p])
 
     n = len(pipelines)
     per_host = whole.profile.cluster.nodes_per_host
@@ -283,8 +283,8 @@ def test_a_plan_under_other_names_is_the_same_plan(whole: Situation, data: st.Da
     assert [(move.layer, names[move.source], names[move.target]) for move in plan.moves] == [
         (move.layer, move.source, move.target) for move in other.moves
     ]
-    assert {names[worker]: order.ops for worker, order in plan.order_of.items()} == {
-        worker: order.ops for worker, order in other.order_of.items()
+    assert {names[worker]: order.ops for worker, order in plan.schedule.order_of.items()} == {
+        worker: order.ops for worker, order in other.schedule.order_of.items()
     }
     back = renamed(other, {new: old for old, new in names.items()})
     assert back.moves == plan.moves and replace(back, move_runs=plan.move_runs) == plan

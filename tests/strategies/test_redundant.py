@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from odyssey.errors import StateLost
+from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from perfmodel.profile import catalog
@@ -57,7 +58,7 @@ def kept_by(plan: Plan) -> dict[int, list[int]]:
 def test_each_worker_keeps_the_stage_behind_its_own_and_the_last_one_the_first() -> None:
     plan = start(job(6), "1x3", 3)
     assert kept_by(plan) == {0: [2, 3], 1: [4, 5], 2: [0, 1]}
-    assert plan.form().endswith("protected") and "protected" not in start(job(6), "1x3", 3, NONE).form()
+    assert form_of(plan).endswith("protected") and "protected" not in form_of(start(job(6), "1x3", 3, NONE))
 
 
 def test_where_a_node_may_be_lost_a_worker_of_another_one_keeps_it() -> None:
@@ -65,14 +66,14 @@ def test_where_a_node_may_be_lost_a_worker_of_another_one_keeps_it() -> None:
     plan = start(job(8, ranks_per_node=2), "1x4", 4)
     node_of = {worker: worker // 2 for worker in range(4)}
     assert len(plan.keeps) == 4 and fewest_holders(plan) == 2
-    assert all(len({node_of[worker] for worker in plan.holders(layer)}) == 2 for layer in range(8))
+    assert all(len({node_of[worker] for worker in plan.holders[layer]}) == 2 for layer in range(8))
 
 
 def test_pipelines_that_share_a_node_keep_layers_on_the_other_one() -> None:
     """Wherever the four ranks are placed on the two nodes, each layer is on both in the end."""
     for layout in ("2x2", "1x2+1x2"):
         plan = start(job(4, ranks_per_node=2), layout, 4, Aim(survive_nodes=1, protect=Protect.AUTO))
-        assert all(len({worker // 2 for worker in plan.holders(layer)}) == 2 for layer in range(4))
+        assert all(len({worker // 2 for worker in plan.holders[layer]}) == 2 for layer in range(4))
 
 
 def test_what_has_two_holders_is_not_kept() -> None:
@@ -209,4 +210,4 @@ def test_any_losses_that_leave_a_holder_of_each_layer_are_survived_with_whole_st
         chosen = best(search(asked))
         assert chosen is not None and chosen.plan is not None
         plan = prove(chosen.plan, asked.held)
-        assert fewest_holders(plan) >= min(2, len(plan.workers)), plan.form()
+        assert fewest_holders(plan) >= min(2, len(plan.workers)), form_of(plan)

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.options import RunOptions
 from odyssey.errors import OdysseyError
+from odyssey.plan.form import form_of, layout_of
 from odyssey_cli.__main__ import main
 from odyssey_cli.command_line.options import Command
 from odyssey_cli.command_line.request import read
@@ -32,8 +33,8 @@ def test_a_file_is_a_strategy_of_the_search(drop_in: Callable[[str], Path]) -> N
 
     assert [c.strategy for c in after if c.strategy != "toy"] == [c.strategy for c in before]
     alone = [c.plan for c in search(lost, "toy")]
-    assert all(toy is not None and toy.strategy == "toy" and toy.layout() == "1x2" for toy in alone)
-    assert {toy.form() for toy in alone if toy is not None} >= {"1x2"} and alone[-1] in [c.plan for c in after]
+    assert all(toy is not None and toy.strategy == "toy" and layout_of(toy) == "1x2" for toy in alone)
+    assert {form_of(toy) for toy in alone if toy is not None} >= {"1x2"} and alone[-1] in [c.plan for c in after]
 
 
 def test_a_file_is_a_value_of_the_option(drop_in: Callable[[str], Path], capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import strategies
 from odyssey.errors import StateLost, UsageError
+from odyssey.plan.form import layout_of
 from odyssey.plan.plan import StateFrom
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import dependency_order, program
@@ -159,7 +160,7 @@ def test_a_dropped_pipelines_survivors_are_idle_and_later_take_a_lost_place() ->
     shrunk = best(search(situation(of, plan, without(plan, 1)), "shrink"))
     assert shrunk is not None and shrunk.plan is not None and shrunk.plan.idle == (0,) and shrunk.plan.moves == ()
     table = search(situation(of, shrunk.plan, without(shrunk.plan, 2)), "repartition")
-    repaired = [c.plan for c in table if c.plan is not None and c.plan.layout() == "2x2"]
+    repaired = [c.plan for c in table if c.plan is not None and layout_of(c.plan) == "2x2"]
     assert repaired and set(repaired[0].workers) == {0, 3, 4, 5}
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from launcher.coordinator.actions import Propose
 from launcher.planning.situations import proposed
 from odyssey.errors import UsageError
+from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from perfmodel.worth.reliability import ExpectedChange
@@ -42,7 +43,7 @@ def test_a_first_plan_has_work_for_none_of_the_last_ranks(seed: int, aim: Aim, d
 
 
 def _layout(plan: Plan | None) -> str:
-    return "" if plan is None else plan.layout()
+    return "" if plan is None else layout_of(plan)
 
 
 @settings(max_examples=examples(25))
@@ -79,7 +80,7 @@ def test_who_stands_by_has_work_where_another_is_lost_before_the_start(lost: tup
     ask = Propose(1, 0, None, alive, (), (), {}, untrained=True)
     found = proposed(ask, job(), dict.fromkeys(range(5), 0), ExpectedChange(3600.0), "auto", "2x2", Aim(), n_spares=1)
     plan = plan_of(best(found.candidates))
-    assert plan.layout() == "2x2" and plan.idle == idle
+    assert layout_of(plan) == "2x2" and plan.idle == idle
 
 
 def test_a_plan_for_a_start_anew_keeps_them() -> None:

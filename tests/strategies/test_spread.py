@@ -15,6 +15,7 @@ from launcher.joblog.events import Event, GenerationStarted, Proposed, decode, e
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from odyssey.plan.estimate import Estimate, Transition
+from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan
 from perfmodel.profile import spread as spreads
 from perfmodel.profile.profile import Errors, Link, Profile, Recovery, read, scaled, write
@@ -271,7 +272,7 @@ def test_an_error_that_all_prices_have_in_common_cancels(factor: float) -> None:
     plain = search(after_a_loss(of, respawnable=()))
     faster = search(after_a_loss(scaled(of, factor), None, 3600.0 / factor, respawnable=()))
     assert ties_of(plain)
-    assert {plan.form() for plan in ties_of(faster)} == {plan.form() for plan in ties_of(plain)}
+    assert {form_of(plan) for plan in ties_of(faster)} == {form_of(plan) for plan in ties_of(plain)}
     rarely = search(after_a_loss(of, PAPER, 1e12, respawnable=()))
     slower = search(after_a_loss(replace(of, step_scale=factor), PAPER, 1e12, respawnable=()))
     assert ties_of(rarely)
@@ -305,14 +306,14 @@ def test_a_table_made_ahead_has_todays_ties_at_the_spreads_it_was_made_with(aim:
     today = rescore(ahead, ExpectedChange(100.0), aim, search_s=0.0)
     asked = search(after_a_loss(of, aim, 100.0))
     assert ties_of(today) != ties_of(ahead)
-    known = {candidate.plan.form(): candidate for candidate in asked if candidate.plan is not None}
-    same = [c for c in today if c.plan is not None and c.plan.form() in known]
+    known = {form_of(candidate.plan): candidate for candidate in asked if candidate.plan is not None}
+    same = [c for c in today if c.plan is not None and form_of(c.plan) in known]
     assert len(same) > 2
     for candidate in same:
         assert candidate.plan is not None
         assert candidate.spread == spreads.spread_of(of.errors)
         if candidate.plan.schedule.rule == "1f1b":
-            assert candidate.worth_spread == pytest.approx(known[candidate.plan.form()].worth_spread, rel=0.01)
+            assert candidate.worth_spread == pytest.approx(known[form_of(candidate.plan)].worth_spread, rel=0.01)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------------

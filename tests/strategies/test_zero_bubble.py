@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
 from odyssey.plan import split
+from odyssey.plan.form import form_of
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Compute, LayerWork, Plan, Route, Schedule, Work, decode, encode
+from odyssey.plan.plan import Compute, LayerWork, Plan, Route, Schedule, Work, decode, encode, under
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import Drop, dependency_order, program
 from perfmodel.profile import catalog
@@ -93,7 +94,7 @@ def kept(plan: Plan, worker: int) -> int:
     for op in program(plan, worker):
         if isinstance(op, Compute) and op.kind in "FI":
             size = sum(layer.activation_bytes if op.kind == "F" else layer.output_bytes for layer in layers)
-            live[op.micro_batch] += size * plan.n_samples(op.micro_batch) // plan.micro_batch
+            live[op.micro_batch] += size * plan.samples.n_of(op.micro_batch) // plan.micro_batch
         elif isinstance(op, Drop):
             del live[op.micro_batch]
         most = max(most, sum(live.values()))
@@ -185,7 +186,7 @@ def test_pipelines_that_are_alike_share_one_expansion() -> None:
 
 def test_a_plan_under_another_schedule_is_the_plan_with_that_schedule() -> None:
     plan = first_plan(profile(4, 8), "2x4", 8)
-    ruled = plan.under(Schedule("split", 2.0, work_of(profile(4, 8))))
+    ruled = under(plan, Schedule("split", 2.0, work_of(profile(4, 8))))
     afresh = decode(encode(ruled))
     assert ruled == afresh and ruled.place == afresh.place and ruled.groups_of == afresh.groups_of
     assert [program(ruled, worker) for worker in ruled.workers] == [program(afresh, worker) for worker in afresh.workers]
@@ -298,7 +299,7 @@ def bubbly(w: float = 0.01, **options: object) -> Profile:
 
 def forms(of: Profile, layout: str, n_workers: int) -> list[str]:
     """What a job could start with, best first."""
-    return [c.plan.form() for c in initial_plan(situation(of, None, range(n_workers)), layout) if c.plan is not None]
+    return [form_of(c.plan) for c in initial_plan(situation(of, None, range(n_workers)), layout) if c.plan is not None]
 
 
 def test_a_job_starts_with_a_split_backward_where_bubbles_are_filled() -> None:
@@ -388,6 +389,6 @@ def test_no_plan_of_a_first_table_is_better_in_halves_than_the_one_that_is_taken
     assert chosen is not None and chosen.estimate is not None
     limit = of.cluster.memory_bytes
     for plan in (row.plan for row in table if row.plan is not None and row.plan.schedule.rule == "1f1b"):
-        of_halves = price(plan.under(Schedule("split", None, work)), of, seconds_to_change=3600.0, node_of=start.node_of)
+        of_halves = price(under(plan, Schedule("split", None, work)), of, seconds_to_change=3600.0, node_of=start.node_of)
         if of_halves.peak_bytes <= limit:
             assert of_halves.step_s >= 0.999 * chosen.estimate.step_s

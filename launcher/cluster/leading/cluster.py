@@ -125,7 +125,7 @@ class Cluster:
     def end(self, number: signal.Signals, code: int, reason: str, help: str, story: tuple[Event, ...]) -> None:
         """End all: the log has ended, so nothing is told any more."""
         self._here.end(number)
-        sent_to_all = number if self._here.were_told(number) else None
+        sent_to_all = number if number in self._here.shutdown.reached else None
         self._leader.end(JobIsOver(code, reason, help, story, sent_to_all))
 
     def leave_members(self) -> None:

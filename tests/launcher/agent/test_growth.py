@@ -36,6 +36,7 @@ from launcher.joblog.events import (
     RankStarted,
 )
 from launcher.options import RunOptions
+from odyssey.plan.form import layout_of
 from odyssey.protocol.reports import Broken, Committed, Hello, Paused
 from perfmodel.profile import profile as profiles
 from perfmodel.profile.profile import Profile
@@ -343,7 +344,7 @@ def test_a_rank_that_stands_by_has_work_after_a_loss_and_nothing_is_started(job:
     ran = job.run(**OF_FIVE, max_restarts=0)
     job.assert_exact(ran)
     first, after = (chosen.plan for chosen in ran.all(PlanChosen))
-    assert (first.layout(), first.workers, first.idle) == ("2x2", (0, 1, 2, 3), (4,))
+    assert (layout_of(first), first.workers, first.idle) == ("2x2", (0, 1, 2, 3), (4,))
     assert set(after.workers) == {0, 1, 2, 3, 4} - {lost} and after.spawned == after.idle == ()
     assert (4 in {move.target for move in after.moves}) == (lost == 1)
     assert len(ran.all(RankStarted)) == 5
@@ -378,7 +379,7 @@ def test_a_rank_lost_before_the_first_plan_has_its_place_taken(job: Job) -> None
     ran = job.run(**OF_FIVE, max_restarts=0)
     job.assert_exact(ran)
     (first,) = (chosen.plan for chosen in ran.all(PlanChosen))
-    assert (first.layout(), set(first.workers), first.idle) == ("2x2", {0, 1, 3, 4}, ())
+    assert (layout_of(first), set(first.workers), first.idle) == ("2x2", {0, 1, 3, 4}, ())
 
 
 # -- something happens while all drain ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from launcher.options import RunOptions
 from odyssey.plan.approximation import LowRank
 from odyssey.plan.plan import Plan
 from odyssey.plan.rest import kept_layers, rest_of_step
+from odyssey.plan.worker import worker_of
 from odyssey.protocol.reports import Paused
 from strategies.situation import Aim, Protect
 from tests import approximate_reference, reference
@@ -60,14 +61,14 @@ def how_it_ran(ran: Ran) -> dict[int, How]:
 
 def _how(plan: Plan, summed: dict[int, tuple]) -> How:
     rest = rest_of_step(plan, summed)
-    ways = {position // MICRO_BATCH: k for k in range(plan.n_micro_batches) for position in plan.positions(k)[:1]}
+    ways = {position // MICRO_BATCH: k for k in range(plan.n_micro_batches) for position in plan.samples.positions(k)[:1]}
     if rest is not None:
         ways |= {part.first // MICRO_BATCH: part.micro_batch for part in rest.parts}
     kept = {
         (layer, first)
         for rank, its in (summed.items() if rest is not None else ())
         for one in its
-        for layer in kept_layers(its, plan, plan.worker_of(rank)).intersection(one.layers)
+        for layer in kept_layers(its, plan, worker_of(rank)).intersection(one.layers)
         for span in one.samples
         for first in range(span[0], span[1], MICRO_BATCH)
     }

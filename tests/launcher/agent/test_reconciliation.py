@@ -31,7 +31,7 @@ class Host:
         self.within = Reconciliation(self, self.coordination, agent, self.spawn)  # type: ignore[arg-type]
 
     def spawn(self, assignment: RankAssignment, number: int) -> None:
-        assert number > max(self.started, default=0), "a process is started once"
+        assert number not in self.started, "a process is started once"
         self.started.append(number)
         self.ranks[assignment.rank] = SimpleNamespace(number=number, killed_by=None)
         self.living[assignment.rank] = number

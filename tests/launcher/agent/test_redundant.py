@@ -34,13 +34,13 @@ MODELS = ["gpt", "tied", "frozen"]
 def test_any_rank_of_a_single_pipeline_may_be_lost(lost: int, op: str, model: str, tmp_path: Path) -> None:
     ran, _ = run(tmp_path, "1x3", f"{lost} 3 {op} die", model=model, n_nodes=3, strategy="redundant", aim=STATE)
     first, second = plans(ran)
-    assert {frozenset(first.holders(layer)) for layer in range(first.n_layers)} == {
+    assert {frozenset(first.holders[layer]) for layer in range(first.n_layers)} == {
         frozenset({0, 1}),
         frozenset({1, 2}),
         frozenset({0, 2}),
     }
     assert second.strategy == "redundant" and bool(second.routes) is (lost == 0)
-    assert all(len(second.holders(layer)) == 2 for layer in range(second.n_layers)), "what is left is protected anew"
+    assert all(len(second.holders[layer]) == 2 for layer in range(second.n_layers)), "what is left is protected anew"
 
 
 def test_a_second_loss_right_after_the_first_is_survived_too(tmp_path: Path) -> None:

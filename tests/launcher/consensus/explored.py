@@ -283,7 +283,7 @@ class Exploration:
                 case ("change", wanted):
                     agent.change(wanted.voters, wanted.tie_breaker, SOON)
                 case ("compact",):
-                    agent.compact(len(known.applied), msgspec.msgpack.encode(known.applied))
+                    agent.log.compact(len(known.applied), msgspec.msgpack.encode(known.applied))
                 case ("stand",) if self._case.with_pre_votes:
                     agent.tick(MUCH_LATER)
                 case ("stand",):
@@ -292,21 +292,21 @@ class Exploration:
         return done
 
     def _taken(self, agent: Node, applied: tuple[Entry, ...]) -> tuple[int, tuple[tuple[int, int], ...]]:
-        sent = tuple(dict.fromkeys((to, self._messages.of(message)) for to, message in agent.take_messages()))
-        snapshot = agent.take_snapshot()
+        sent = tuple(dict.fromkeys((to, self._messages.of(message)) for to, message in agent.outbox.take()))
+        snapshot = agent.log.take_snapshot()
         if snapshot is not None:
             applied = _SNAPSHOT.decode(snapshot[1])
             assert len(applied) == snapshot[0], "a snapshot that does not stand for what it says"
-        for index, entry in agent.take_committed():
+        for index, entry in agent.log.take_committed():
             assert index == len(applied) + 1, "decided out of order"
             applied = (*applied, entry)
-        assert len(applied) == agent.commit, "what is decided did not come out"
+        assert len(applied) == agent.log.commit, "what is decided did not come out"
         first = [self._case.membership] if agent.me in self._case.membership.voters else [NOBODY, self._case.membership]
-        last = [entry.content for entry in (*applied, *agent._log._entries) if isinstance(entry.content, Configuration)][-1:]
+        last = [entry.content for entry in (*applied, *agent.log._entries) if isinstance(entry.content, Configuration)][-1:]
         assert agent.configuration in (last or map(Configuration, first)), "another configuration than the last in the log"
         without_time(agent)
-        log = (*applied[: agent._log.base], *agent._log._entries)
-        local = Local(pickle.dumps(agent), applied, log, agent.term, agent.is_leading, agent.is_in_charge, agent._log.base)
+        log = (*applied[: agent.log.base], *agent.log._entries)
+        local = Local(pickle.dumps(agent), applied, log, agent.term, agent.is_leading, agent.is_in_charge, agent.log.base)
         return self._locals.of((frozen(agent), applied), local), sent
 
     # -- what must hold --------------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def _stand(agent: Node) -> None:
     for _ in range(2):
         if agent.term == term:
             agent.tick(now)
-            for to, _ in agent.take_messages():
+            for to, _ in agent.outbox.take():
                 agent.receive(to, PreVoted(term, term, True), now)
             now += ELECTION_S
 
@@ -381,8 +381,8 @@ def _stand(agent: Node) -> None:
 def without_time(agent: Node) -> None:
     """Set what depends on the clock to one of few values."""
     agent._heard_at = agent._candidacy._asked_at = agent.wakes_at = 0.0
-    if agent._leading is not None:
-        for peer in agent._leading._peers.values():
+    if agent.leading is not None:
+        for peer in agent.leading._peers.values():
             peer.heard_at = 0.0
             peer.resend_at = RESEND_AT if peer.resend_at > 0 else -math.inf
 
@@ -391,7 +391,7 @@ def frozen(value: Any) -> Hashable:
     """All of an agent's state, as a value."""
     if isinstance(value, Node | Candidacy | Leadership | Log):
         fields = sorted(vars(value).items())
-        return tuple((name, frozen(its)) for name, its in fields if name not in ("_random", "_outbox"))
+        return tuple((name, frozen(its)) for name, its in fields if name not in ("_random", "outbox", "_outbox"))
     if isinstance(value, Progress):
         return dataclasses.astuple(value)
     if isinstance(value, dict):

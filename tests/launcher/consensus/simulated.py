@@ -54,7 +54,7 @@ class Agent:
 
     @property
     def log(self) -> list[Entry]:
-        return self.applied[: self.node._log.base] + self.node._log._entries
+        return self.applied[: self.node.log.base] + self.node.log._entries
 
     def configurations(self) -> dict[int, Configuration]:
         """All in the log, by index."""
@@ -64,9 +64,9 @@ class Agent:
     def possible(self) -> list[Configuration]:
         """Those that may come to hold: the last committed one, those behind it, and what waits to become one."""
         found = self.configurations()
-        committed = max((at for at in found if at <= self.node.commit), default=0)
+        committed = max((at for at in found if at <= self.node.log.commit), default=0)
         possible = [configuration for at, configuration in found.items() if at >= committed]
-        leading = self.node._leading
+        leading = self.node.leading
         return possible if leading is None or leading._wanted is None else [*possible, Configuration(leading._wanted[0])]
 
 
@@ -178,7 +178,7 @@ class World:
             agent = self.agents[number]
             if self.random.random() < 0.5 and agent.applied:
                 index = self.random.randint(1, len(agent.applied))
-                agent.node.compact(index, msgspec.msgpack.encode(agent.applied[:index]))
+                agent.node.log.compact(index, msgspec.msgpack.encode(agent.applied[:index]))
 
     def _calm(self) -> None:
         self._cut.clear()
@@ -218,8 +218,9 @@ class World:
     def _settle(self, number: int) -> None:
         """Take out what the agent has to say, and judge it."""
         agent = self.agents[number]
-        agent.node.tell_commits()
-        for to, message in agent.node.take_messages():
+        if agent.node.leading is not None:
+            agent.node.leading.tell_commits()
+        for to, message in agent.node.outbox.take():
             self.met[type(message).__name__] += 1
             if to in self.agents:
                 self._send(number, to, message)
@@ -248,13 +249,13 @@ class World:
 
     def _judge(self, number: int) -> None:
         agent = self.agents[number]
-        snapshot = agent.node.take_snapshot()
+        snapshot = agent.node.log.take_snapshot()
         if snapshot is not None:
             self.met["snapshot installed"] += 1
             agent.applied = list(_SNAPSHOT.decode(snapshot[1]))
             assert len(agent.applied) == snapshot[0]
             assert agent.applied == self.chosen[: snapshot[0]], "a snapshot of something else"
-        for index, entry in agent.node.take_committed():
+        for index, entry in agent.node.log.take_committed():
             assert index == len(agent.applied) + 1, "decided out of order"
             agent.applied.append(entry)
             if index > len(self.chosen):
@@ -296,7 +297,7 @@ class World:
         alive = set(self._alive())
         if not alive:
             return False
-        best = max((self.agents[a] for a in alive), key=lambda agent: (agent.node._log.last_term, agent.node._log.last))
+        best = max((self.agents[a] for a in alive), key=lambda agent: (agent.node.log.last_term, agent.node.log.last))
         voters = {voter for configuration in best.possible() for voter in configuration.voters}
         can = {is_enough(c, alive) for a in alive & voters for c in self.agents[a].possible()}
         if can == {True}:
@@ -337,4 +338,4 @@ class World:
         before = len(self.chosen)
         self._until(self.now + LEADS_WITHIN_S)
         assert len(self.chosen) == before, "decided without a quorum"
-        assert not any(self.agents[a].node.has_quorum for a in self._alive()), "somebody thinks that there is a quorum"
+        assert not any(self.agents[a].node.leader is not None for a in self._alive()), "somebody thinks that there is a quorum"

@@ -66,12 +66,12 @@ class Group:
                     self._said_by(number)
 
     def _said_by(self, number: int) -> bool:
-        said = self.nodes[number].take_messages()
+        said = self.nodes[number].outbox.take()
         for to, message in said:
             if to in self.nodes and not {number, to} & self.cut:
                 self.said.append((number, to, message))
                 self.nodes[to].receive(number, message, self.now)
-        for index, entry in self.nodes[number].take_committed():
+        for index, entry in self.nodes[number].log.take_committed():
             self.came[number][index - 1 :] = [entry]
         return bool(said)
 
@@ -155,8 +155,8 @@ def test_a_single_voter_decides_at_once_without_a_message() -> None:
 
     index = node.propose(b"event", 0.0)
 
-    assert node.take_committed()[-1] == (index, Entry(1, b"event"))
-    assert node.take_messages() == []
+    assert node.log.take_committed()[-1] == (index, Entry(1, b"event"))
+    assert node.outbox.take() == []
 
 
 def test_of_two_the_tie_breaker_goes_on_alone_and_the_other_stops() -> None:
@@ -166,7 +166,7 @@ def test_of_two_the_tie_breaker_goes_on_alone_and_the_other_stops() -> None:
     group.wait(20 * ELECTION_S)
 
     assert group.nodes[0].is_in_charge and group.payloads(0) == [b"alone"]
-    assert not group.nodes[1].has_quorum and group.nodes[1].term == 1
+    assert group.nodes[1].leader is None and group.nodes[1].term == 1
 
     group.cut = set()
     group.wait(2 * ELECTION_S)
@@ -178,7 +178,7 @@ def test_of_two_the_other_does_not_take_over_from_the_tie_breaker() -> None:
     group.cut = {0}
     group.wait(20 * ELECTION_S)
 
-    assert not group.nodes[1].has_quorum and not group.nodes[1].is_leading
+    assert group.nodes[1].leader is None and not group.nodes[1].is_leading
 
 
 @pytest.mark.parametrize("tie_breaker", [0, 2])
@@ -192,7 +192,7 @@ def test_four_split_evenly_go_on_where_the_tie_breaker_is(tie_breaker: int) -> N
 
     assert leader in with_it
     assert all(group.payloads(number) == [] for number in without_it)
-    assert not any(group.nodes[number].has_quorum for number in without_it)
+    assert not any(group.nodes[number].leader is not None for number in without_it)
 
 
 # -- elections ---------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_leader_that_hears_no_quorum_steps_down_within_a_time_out_and_a_heartb
     group.cut = {0}
     group.wait(ELECTION_S + HEARTBEAT_S)
 
-    assert not group.nodes[0].is_leading and not group.nodes[0].has_quorum
+    assert not group.nodes[0].is_leading and group.nodes[0].leader is None
     with pytest.raises(NotLeading, match="agent 0 does not lead, nobody does"):
         group.nodes[0].propose(b"", group.now)
 
@@ -239,7 +239,7 @@ def test_who_was_cut_off_disturbs_nobody_when_it_is_back() -> None:
     group = Group(of(0, 1, 2))
     group.cut = {2}
     group.wait(20 * ELECTION_S)
-    assert group.nodes[2].term == 1 and not group.nodes[2].has_quorum
+    assert group.nodes[2].term == 1 and group.nodes[2].leader is None
 
     group.cut = set()
     group.wait(3 * ELECTION_S)
@@ -270,13 +270,13 @@ def test_a_vote_is_given_once_a_term_and_again_only_to_the_same() -> None:
     node = Group(of(0, 1, 2)).nodes[2]
     for sender, is_granted in ((1, True), (0, False), (1, True)):
         node.receive(sender, RequestVote(2, 1, 1), 0.0)
-        assert node.take_messages() == [(sender, Voted(2, is_granted))]
+        assert node.outbox.take() == [(sender, Voted(2, is_granted))]
 
 
 def test_a_pre_vote_goes_to_whose_log_has_all_of_ones_own_and_changes_nothing() -> None:
     node = Group(of(0, 1, 2)).nodes[2]
     node.receive(0, AppendEntries(1, 1, 1, (Entry(1, b"x"),), 1), 0.0)
-    node.take_messages()
+    node.outbox.take()
     for asked, last, last_term, is_granted in (
         (1, 1, 1, False),
         (0, 9, 1, False),
@@ -285,7 +285,7 @@ def test_a_pre_vote_goes_to_whose_log_has_all_of_ones_own_and_changes_nothing() 
         (7, 2, 1, True),
     ):
         node.receive(1, RequestPreVote(asked, last, last_term), ELECTION_S)
-        assert node.take_messages() == [(1, PreVoted(1, asked, is_granted))]
+        assert node.outbox.take() == [(1, PreVoted(1, asked, is_granted))]
     assert node.term == 1 and node.leader == 0
 
 
@@ -293,7 +293,7 @@ def test_members_do_not_vote_in_the_term_that_they_begin_with() -> None:
     node = Group(of(0, 1, 2)).nodes[2]
     node.receive(1, RequestVote(1, 9, 1), 0.0)
 
-    assert node.take_messages() == [(1, Voted(1, False))]
+    assert node.outbox.take() == [(1, Voted(1, False))]
 
 
 def test_pre_votes_and_votes_of_another_term_are_not_counted() -> None:
@@ -301,9 +301,9 @@ def test_pre_votes_and_votes_of_another_term_are_not_counted() -> None:
     for _ in range(2):
         node.tick(now := node.wakes_at)
         node.receive(0, PreVoted(1, 0, True), now)
-        assert not any(isinstance(message, RequestVote) for _, message in node.take_messages())
+        assert not any(isinstance(message, RequestVote) for _, message in node.outbox.take())
         node.receive(0, PreVoted(1, 1, True), now)
-    assert [message for _, message in node.take_messages()] == [RequestVote(2, 1, 1)] * 2
+    assert [message for _, message in node.outbox.take()] == [RequestVote(2, 1, 1)] * 2
     node.receive(0, Voted(1, True), 9.0)
     node.receive(0, PreVoted(1, 1, True), 9.0)
     assert not node.is_leading
@@ -317,7 +317,7 @@ def test_a_leader_of_an_older_term_is_told_and_steps_down() -> None:
     group.wait(3 * ELECTION_S)
     stale = Group(of(0, 1, 2)).nodes[0]
     group.nodes[1].receive(0, AppendEntries(1, 1, 1, (), 1), group.now)
-    ((_, answer),) = [item for item in group.nodes[1].take_messages() if item[0] == 0]
+    ((_, answer),) = [item for item in group.nodes[1].outbox.take() if item[0] == 0]
     stale.receive(1, answer, 0.0)
 
     assert isinstance(answer, Refused) and not stale.is_leading and stale.term == answer.term == group.nodes[1].term
@@ -340,7 +340,7 @@ def test_who_hears_its_leader_lets_it_lead_again_when_it_asks() -> None:
     node.begin(of(0, 1, 2), 0, 0.0)
     for sender, is_granted in ((2, False), (0, True)):
         node.receive(sender, RequestPreVote(1, 1, 1), 0.5)
-        assert node.take_messages() == [(sender, PreVoted(1, 1, is_granted))]
+        assert node.outbox.take() == [(sender, PreVoted(1, 1, is_granted))]
 
 
 @pytest.mark.parametrize(("late_s", "again_s"), [(0.1, HEARTBEAT_S), (2 * HEARTBEAT_S, ELECTION_S)])
@@ -375,10 +375,10 @@ def test_entries_of_older_terms_are_not_decided_by_counting_them() -> None:
         node.receive(1, PreVoted(1, 1, True), now)
     node.receive(1, Voted(2, True), 9.0)
     node.receive(1, Appended(2, 2), 9.0)
-    assert node.is_leading and node.commit == 1 and not node.is_in_charge
+    assert node.is_leading and node.log.commit == 1 and not node.is_in_charge
 
     node.receive(1, Appended(2, 3), 9.0)
-    assert node.commit == 3 and node.is_in_charge
+    assert node.log.commit == 3 and node.is_in_charge
 
 
 def test_the_end_of_a_message_is_the_most_that_is_taken_for_committed() -> None:
@@ -387,7 +387,7 @@ def test_the_end_of_a_message_is_the_most_that_is_taken_for_committed() -> None:
     node.receive(0, AppendEntries(1, 1, 1, (Entry(1, b"a"), Entry(1, b"b")), 1), 0.0)
     node.receive(1, AppendEntries(2, 2, 1, (), 9), 0.0)
 
-    assert node.commit == 2
+    assert node.log.commit == 2
 
 
 def test_members_learn_with_a_heartbeat_what_was_decided_last() -> None:
@@ -404,15 +404,15 @@ def test_members_are_told_at_once_what_is_decided_and_once() -> None:
     group = Group(of(0, 1, 2, 3))
     group.cut = {3}
     group.propose(0, b"event")
-    group.nodes[0].tell_commits()
+    group.nodes[0].leading.tell_commits()
     group.settle()
     assert [group.payloads(number) for number in range(4)] == [[b"event"]] * 3 + [[]]
-    group.nodes[0].tell_commits()
-    assert group.nodes[0].take_messages() == []
+    group.nodes[0].leading.tell_commits()
+    assert group.nodes[0].outbox.take() == []
 
     group.cut = set()
     group.wait(ELECTION_S)  # it is sent again
-    group.nodes[0].tell_commits()
+    group.nodes[0].leading.tell_commits()
     group.settle()
     assert group.payloads(3) == [b"event"]
 
@@ -428,7 +428,7 @@ def test_messages_in_any_order_and_twice_leave_the_same_log() -> None:
         node.receive(0, sent[0], 0.0)
         node.receive(0, sent[1], 0.0)
         node.receive(0, AppendEntries(1, 4, 1, (Entry(1, b"4"),), 5), 0.0)
-        assert [entry.content for _, entry in node.take_committed()] == [None, b"1", b"2", b"3", b"4"]
+        assert [entry.content for _, entry in node.log.take_committed()] == [None, b"1", b"2", b"3", b"4"]
 
 
 # -- changes of the membership -----------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def test_three_shrink_to_one_as_agents_are_lost() -> None:
     group.wait(10 * ELECTION_S)
 
     assert group.nodes[0].is_in_charge and group.payloads(0) == [b"alone of two", b"alone"]
-    assert not group.nodes[1].has_quorum and not group.nodes[2].has_quorum
+    assert group.nodes[1].leader is None and group.nodes[2].leader is None
 
 
 def test_a_change_that_old_members_do_not_agree_to_is_none() -> None:
@@ -458,7 +458,7 @@ def test_a_change_that_old_members_do_not_agree_to_is_none() -> None:
     assert group.nodes[0].configuration == Configuration(of(0), old=of(0, 1, 2))
     assert group.payloads(0) == []
     group.wait(10 * ELECTION_S)
-    assert not group.nodes[0].has_quorum
+    assert group.nodes[0].leader is None
     group.cut = {0}
     group.wait(10 * ELECTION_S)
     assert len(group.leaders) == 1, "the others go on without"
@@ -533,17 +533,17 @@ def test_a_leader_that_leaves_hands_over_at_once() -> None:
     assert group.payloads(leader) == [b"before", b"after"]
     assert b"after" not in group.payloads(0)
     group.wait(10 * ELECTION_S)
-    assert group.leaders == [leader] and not group.nodes[0].has_quorum
+    assert group.leaders == [leader] and group.nodes[0].leader is None
 
 
 def test_a_leader_that_left_steps_down_though_nobody_hears_it() -> None:
     group = Group(of(0, 1, 2))
     group.nodes[0].change({1, 2}, 1, 0.0)
     group.settle_until(lambda: group.nodes[0].configuration == Configuration(of(1, 2, tie_breaker=1)))
-    group.settle_until(lambda: group.nodes[0].commit == 3)
+    group.settle_until(lambda: group.nodes[0].log.commit == 3)
 
-    assert not group.nodes[0].is_leading and not group.nodes[0].has_quorum
-    assert [message for _, message in group.nodes[0].take_messages() if isinstance(message, TimeoutNow)] == [TimeoutNow(1)]
+    assert not group.nodes[0].is_leading and group.nodes[0].leader is None
+    assert [message for _, message in group.nodes[0].outbox.take() if isinstance(message, TimeoutNow)] == [TimeoutNow(1)]
 
 
 def test_a_membership_that_was_never_decided_is_forgotten_with_its_entry() -> None:
@@ -571,10 +571,10 @@ def test_one_that_votes_no_longer_leads_once_more_where_only_it_knows() -> None:
     group = Group(of(0, 1, 2))
     group.nodes[0].change({2}, None, 0.0)
     group.settle_until(lambda: group.nodes[0].configuration == Configuration(of(2)))
-    for to, message in group.nodes[0].take_messages():
+    for to, message in group.nodes[0].outbox.take():
         if to == 1:
             group.nodes[1].receive(0, message, 0.0)
-    group.nodes[1].take_messages()
+    group.nodes[1].outbox.take()
     assert group.nodes[1].configuration == Configuration(of(2)) != group.nodes[2].configuration
     group.cut = {0}
     group.wait(10 * ELECTION_S)
@@ -607,15 +607,15 @@ def test_a_joiner_gets_the_snapshot_and_what_follows() -> None:
     group = Group(of(0), joiners=[1])
     group.propose(0, b"forgotten")
     index = group.propose(0, b"forgotten too")
-    group.nodes[0].compact(index, b"state")
+    group.nodes[0].log.compact(index, b"state")
     group.propose(0, b"after")
     group.cut = {1}
     group.change(0, of(0, 1, tie_breaker=0))
     group.cut = set()
     group.wait(ELECTION_S + HEARTBEAT_S)
 
-    assert group.nodes[1].take_snapshot() == (index, b"state")
-    assert group.nodes[1].take_snapshot() is None
+    assert group.nodes[1].log.take_snapshot() == (index, b"state")
+    assert group.nodes[1].log.take_snapshot() is None
     assert group.payloads(1)[-1:] == [b"after"]
     assert group.nodes[1].configuration == Configuration(of(0, 1, tie_breaker=0))
 
@@ -625,11 +625,11 @@ def test_a_member_that_was_away_for_long_gets_the_snapshot() -> None:
     group.cut = {2}
     for number in range(20):
         index = group.propose(0, b"%d" % number)
-    group.nodes[0].compact(index, b"state")
+    group.nodes[0].log.compact(index, b"state")
     group.cut = set()
     group.wait(2 * ELECTION_S)
 
-    assert group.nodes[2].take_snapshot() == (index, b"state") and group.nodes[2].commit == index
+    assert group.nodes[2].log.take_snapshot() == (index, b"state") and group.nodes[2].log.commit == index
     assert [type(message) for _, to, message in group.said if to == 2].count(InstallSnapshot) == 1
 
 
@@ -637,23 +637,23 @@ def test_a_snapshot_that_comes_late_takes_nothing_away() -> None:
     """What this agent has said that it has, it keeps."""
     node = Group(of(0, 1, 2)).nodes[1]
     node.receive(0, AppendEntries(1, 1, 1, tuple(Entry(1, b"%d" % i) for i in range(2, 7)), 2), 0.0)
-    node.take_messages()
+    node.outbox.take()
     node.receive(0, InstallSnapshot(1, 4, 1, Configuration(of(0, 1, 2)), b"state"), 0.0)
     node.receive(0, InstallSnapshot(1, 3, 1, Configuration(of(0, 1, 2)), b"older"), 0.0)
     node.receive(0, AppendEntries(1, 6, 1, (), 6), 0.0)
 
-    assert node.take_snapshot() == (4, b"state")
-    assert node.take_committed() == [(5, Entry(1, b"5")), (6, Entry(1, b"6"))]
-    assert [message for _, message in node.take_messages()] == [Appended(1, 4), Appended(1, 3), Appended(1, 6)]
+    assert node.log.take_snapshot() == (4, b"state")
+    assert node.log.take_committed() == [(5, Entry(1, b"5")), (6, Entry(1, b"6"))]
+    assert [message for _, message in node.outbox.take()] == [Appended(1, 4), Appended(1, 3), Appended(1, 6)]
 
 
 def test_a_snapshot_of_what_is_decided_here_already_changes_nothing() -> None:
     node = Group(of(0, 1, 2)).nodes[1]
     node.receive(0, AppendEntries(1, 1, 1, tuple(Entry(1, b"%d" % i) for i in range(2, 7)), 5), 0.0)
-    node.take_committed()
+    node.log.take_committed()
     node.receive(0, InstallSnapshot(1, 4, 1, Configuration(of(0, 1, 2)), b"state"), 0.0)
 
-    assert node.take_snapshot() is None and node.take_committed() == [] and node.commit == 5
+    assert node.log.take_snapshot() is None and node.log.take_committed() == [] and node.log.commit == 5
 
 
 def test_a_snapshot_replaces_entries_that_were_never_decided() -> None:
@@ -661,8 +661,8 @@ def test_a_snapshot_replaces_entries_that_were_never_decided() -> None:
     node.receive(0, AppendEntries(1, 1, 1, (Entry(1, b"x"), Entry(1, Configuration(of(1)))), 1), 0.0)
     node.receive(2, InstallSnapshot(3, 3, 2, Configuration(of(0, 1, 2)), b"state"), 0.0)
 
-    assert node.configuration == Configuration(of(0, 1, 2)) and node.commit == 3
-    assert node.take_snapshot() == (3, b"state") and node.take_committed() == []
+    assert node.configuration == Configuration(of(0, 1, 2)) and node.log.commit == 3
+    assert node.log.take_snapshot() == (3, b"state") and node.log.take_committed() == []
 
 
 def test_a_snapshot_keeps_the_membership_that_holds() -> None:
@@ -670,7 +670,7 @@ def test_a_snapshot_keeps_the_membership_that_holds() -> None:
     group.change(0, of(0, 1, 2))
     group.wait(HEARTBEAT_S)
     for node in group.nodes.values():
-        node.compact(node.commit, b"state")
+        node.log.compact(node.log.commit, b"state")
 
     assert {node.configuration for node in group.nodes.values()} == {Configuration(of(0, 1, 2))}
     group.cut = {0}
@@ -682,7 +682,7 @@ def test_only_what_was_taken_can_be_forgotten() -> None:
     node = Node(0, Random(0), 0.0, heartbeat_s=HEARTBEAT_S, election_s=ELECTION_S)
     node.begin(of(0), 0, 0.0)
     with pytest.raises(ValueError, match="entries up to 1 are to be forgotten, those up to 0 have been handed out"):
-        node.compact(1, b"")
+        node.log.compact(1, b"")
 
 
 def test_entries_go_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,7 +707,7 @@ def test_what_is_not_answered_is_sent_again_after_a_time_out_and_not_before() ->
     sent = []
     for now in range(8):
         node.tick(float(now))
-        sent += [(now, len(message.entries)) for _, message in node.take_messages()]
+        sent += [(now, len(message.entries)) for _, message in node.outbox.take()]
 
     assert sent == [(0, 1), (1, 0), (2, 0), (3, 0), (4, 0), (5, 1), (6, 0), (7, 0)]
 
@@ -753,13 +753,13 @@ def test_what_contradicts_the_protocol_is_refused_and_changes_nothing(
     group = Group(of(0, 1, 2))
     group.wait(HEARTBEAT_S)
     node = group.nodes[at]
-    assert node.commit == 1
-    before = (node.term, node.leader, node.commit, node.wakes_at, node.configuration)
+    assert node.log.commit == 1
+    before = (node.term, node.leader, node.log.commit, node.wakes_at, node.configuration)
 
     with pytest.raises(ProtocolError, match=f"agent {sender} in term {message.term}, to agent {at} in term 1: .*{problem}"):
         node.receive(sender, message, group.now)
-    assert (node.term, node.leader, node.commit, node.wakes_at, node.configuration) == before
-    assert node.take_messages() == []
+    assert (node.term, node.leader, node.log.commit, node.wakes_at, node.configuration) == before
+    assert node.outbox.take() == []
 
 
 NUMBER = st.one_of(st.integers(0, 6), st.sampled_from([1 << 20, 1 << 53]))
@@ -803,11 +803,11 @@ def test_whatever_others_say_only_a_protocol_error_is_raised(said: list[bytes | 
                     node.receive(sender, message, 0.0)
         except (ProtocolError, NotLeading):
             pass
-        node.take_snapshot()
-        node.take_committed()
-        node.take_messages()
-        assert node.commit >= commit
-        commit = node.commit
+        node.log.take_snapshot()
+        node.log.take_committed()
+        node.outbox.take()
+        assert node.log.commit >= commit
+        commit = node.log.commit
 
 
 @given(ANYTHING)

@@ -69,6 +69,7 @@ from launcher.joblog.events import (
     encode,
 )
 from odyssey.plan.estimate import Estimate, Transition
+from odyssey.plan.form import layout_of
 from odyssey.plan.moves import Move, move_runs
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, StateFrom
@@ -316,7 +317,7 @@ class Talk:
         held = sorted(plan.holds.get(rank, ()))
         digests = tuple((layer, "other" if bad else f"state{layer}") for layer in held)
         last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
-        samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()
+        samples = tuple((k, plan.samples.n_of(k)) for k in last[rank].micro_batches) if rank in last else ()
         contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
         assert isinstance(self.state, JobState)
         position = self.state.end or (0, 0)
@@ -387,7 +388,7 @@ def _text(action: Action) -> str:
         case Record(body=Pausing(lost=lost, reason=reason)):
             return f"decide: pausing, lost {lost}: {reason}"
         case Record(body=PlanChosen(plan=plan, reason=reason)):
-            return f"decide: plan {plan.generation} at step {plan.step}, {plan.layout()}: {reason}"
+            return f"decide: plan {plan.generation} at step {plan.step}, {layout_of(plan)}: {reason}"
         case Record(body=GenerationStarted() as went):
             total = "" if went.total_s is None else f" after {went.total_s:g} s"
             parts = (went.pause_s, went.plan_s, went.spawn_s, went.groups_s, went.moves_s, went.rest_s)

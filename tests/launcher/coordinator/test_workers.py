@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.coordinator.workers import Workers, workers_of
+from launcher.coordinator.workers import WORKERS, Workers
 from odyssey.plan.worker import Rank, Worker
 
 
@@ -96,7 +96,7 @@ def test_a_worker_is_as_slow_as_its_slowest_rank(data: st.DataObject) -> None:
 
 @given(st.sets(st.integers(0, 99)))
 def test_a_worker_is_one_rank_today(numbers: set[int]) -> None:
-    fold, ranks = workers_of(None), {*map(Rank, numbers)}
+    fold, ranks = WORKERS, {*map(Rank, numbers)}
 
     assert fold.all_of(ranks) == fold.any_of(ranks)
     assert fold.ranks(fold.any_of(ranks)) == ranks

@@ -336,7 +336,7 @@ def test_what_has_been_asked_for_is_not_to_come_after_the_end(starts: Callable[.
     it.start(0)
     os.kill(it.zygote, signal.SIGSTOP)
     it.forks.end()
-    it.until(lambda: not it.forks.awaits_ranks)
+    it.until(lambda: not it.forks.pending.has_ranks)
     assert it.ranks == []
     it.sockets.pop().close()
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from odyssey.errors import PlanError
+from odyssey.plan.form import layout_of
 from odyssey.plan.moves import Keep, Move, keep_runs, move_runs
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, Route, decode, encode
@@ -61,14 +62,14 @@ def test_a_broken_document_is_a_plan_error_that_names_the_field() -> None:
 def test_a_plan_says_who_holds_and_who_runs() -> None:
     plan = two_by_two()
     assert plan.workers == (0, 1, 2, 3)
-    assert plan.holders(0) == (0, 2) and plan.holders(3) == (1, 3)
+    assert plan.holders[0] == (0, 2) and plan.holders[3] == (1, 3)
     assert [plan.runner(k, 1) for k in range(4)] == [1, 1, 3, 3]
-    assert plan.layout() == "2x2"
+    assert layout_of(plan) == "2x2"
 
 
 def test_samples_of_the_last_micro_batch_are_what_is_left() -> None:
     plan = change(two_by_two(), global_batch=7)
-    assert [plan.n_samples(k) for k in range(plan.n_micro_batches)] == [2, 2, 2, 1]
+    assert [plan.samples.n_of(k) for k in range(plan.n_micro_batches)] == [2, 2, 2, 1]
 
 
 def test_tied_layers_are_reduced_by_the_union_of_their_holders() -> None:
@@ -84,7 +85,7 @@ def test_what_is_kept_is_held_and_reduced_with_those_who_run_it() -> None:
     plan = keeping(two_by_two(), Keep(0, 2, 4), Keep(3, 0, 1))
     assert plan.holds == {0: {0, 1, 2, 3}, 1: {2, 3}, 2: {0, 1}, 3: {0, 2, 3}}
     assert plan.runs[0] == {0, 1} and plan.workers == (0, 1, 2, 3)
-    assert [plan.holders(layer) for layer in range(4)] == [(0, 2, 3), (0, 2), (0, 1, 3), (0, 1, 3)]
+    assert [plan.holders[layer] for layer in range(4)] == [(0, 2, 3), (0, 2), (0, 1, 3), (0, 1, 3)]
     plan = change(plan, reductions=(Reduction((0,), ()), Reduction((1,), ()), Reduction((2, 3), ())))
     assert [group.workers for group in prove(plan).reduce] == [(0, 2, 3), (0, 2), (0, 1, 3)]
     prove(change(plan, routes=(Route(0, 1, 0),)))

@@ -50,8 +50,8 @@ class Model:
         done = dependency_order({worker: program(plan, worker) for worker in plan.workers})
         for worker, op in done[:n_ops]:
             if isinstance(op, Compute) and op.kind == "F" and plan.is_last(op.micro_batch, op.stage):
-                if self.n_layers - 1 not in plan.summed(op.micro_batch):
-                    self.ranks[worker].tally.losses[plan.positions(op.micro_batch)] = torch.ones(())
+                if self.n_layers - 1 not in plan.samples.summed(op.micro_batch):
+                    self.ranks[worker].tally.losses[plan.samples.positions(op.micro_batch)] = torch.ones(())
             elif isinstance(op, Compute) and op.kind in "BW":
                 self.add(worker, plan, op)
             elif isinstance(op, Reduce) and len(plan.reduce[op.group].workers) > 1 and n_ops is not None:
@@ -62,8 +62,8 @@ class Model:
         return len(done)
 
     def add(self, worker: int, plan: Plan, op: Compute) -> None:
-        rank, positions = self.ranks[worker], plan.positions(op.micro_batch)
-        layers = set(plan.layer_range(op.micro_batch, op.stage).layers) - plan.summed(op.micro_batch)
+        rank, positions = self.ranks[worker], plan.samples.positions(op.micro_batch)
+        layers = set(plan.layer_range(op.micro_batch, op.stage).layers) - plan.samples.summed(op.micro_batch)
         with rank.tally.adding(layers, positions):
             for own in layers:
                 for parameter in self.parameters(own):
@@ -83,7 +83,7 @@ class Model:
         for own in range(self.n_layers):
             for parameter in self.parameters(own):
                 found: Counter[int] = Counter()
-                for worker in plan.holders(own) if parameter == own else plan.workers:
+                for worker in plan.holders[own] if parameter == own else plan.workers:
                     its = self.ranks[worker].sums[parameter]
                     assert OTHERS not in {by for by, _ in its}
                     found.update({position: n for (by, position), n in its.items() if by == own})
@@ -155,8 +155,8 @@ def test_the_samples_of_an_intact_pipeline_are_kept_and_those_in_flight_add_to_i
     assert sorted((part.first, part.stop) for part in rest.parts) == [(i, i + 1) for i in range(2, 8)]
     plan = rest_plan(two_pipelines(8, lost=True), rest)
     in_flight = next(part for part in rest.parts if part.first == 2)
-    assert plan.summed(in_flight.micro_batch) == {2, 3}
-    assert plan.positions(in_flight.micro_batch) == range(2, 3) and plan.number(in_flight.micro_batch) == 2
+    assert plan.samples.summed(in_flight.micro_batch) == {2, 3}
+    assert plan.samples.positions(in_flight.micro_batch) == range(2, 3) and plan.samples.number(in_flight.micro_batch) == 2
 
 
 def test_what_is_missing_is_spread_over_all_pipelines() -> None:

@@ -204,7 +204,7 @@ def test_every_sample_of_a_step_is_used_exactly_once(plan: Plan) -> None:
         for op in program(plan, worker):
             if isinstance(op, Compute) and op.kind == "F" and op.stage == last[plan.home[op.micro_batch]]:
                 start = op.micro_batch * plan.micro_batch
-                used += range(start, start + plan.n_samples(op.micro_batch))
+                used += range(start, start + plan.samples.n_of(op.micro_batch))
     assert sorted(used) == list(range(plan.global_batch))
 
 

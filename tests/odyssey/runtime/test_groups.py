@@ -40,7 +40,7 @@ def test_a_rank_that_is_cut_while_others_have_not_come_ends_whole() -> None:
     cut.release()  # as the next generation does
     last.close()
     assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
-    of_somebody_else.check()  # it goes on
+    of_somebody_else.waiter.check()  # it goes on
     of_somebody_else.close()
 
 
@@ -59,10 +59,10 @@ from odyssey.plan.needs import Needs
 from odyssey.runtime.groups import Groups
 link = AgentLink(socket.socket(fileno=int(sys.argv[1])), 0)
 groups = Groups(link.report, 1, Needs((0, 1)), 1, torch.device("cpu"))
-link.listen(groups.learn)
+link.listen(groups.introductions.learn)
 groups.build()
 work = groups.receive(torch.empty(16_000_000), 0, 1)
-groups.wait(groups.send(torch.zeros(1), 0, 2).wait)
+groups.waiter.wait(groups.send(torch.zeros(1), 0, 2).wait)
 print("posted", flush=True)
 signal.pause()
 """
@@ -74,15 +74,15 @@ from odyssey.runtime import groups
 groups.END_S = 1e6
 link = AgentLink(socket.socket(fileno=int(sys.argv[1])), 0)
 mine = groups.Groups(link.report, 1, Needs((0, 1), limit=NO_LIMIT), 0, torch.device("cpu"))
-link.listen(mine.learn)
+link.listen(mine.introductions.learn)
 mine.build()
-mine.wait(mine.receive(torch.zeros(1), 1, 2).wait)
+mine.waiter.wait(mine.receive(torch.zeros(1), 1, 2).wait)
 input()
 work = mine.send(torch.empty(16_000_000), 1, 1)
 waits = threading.Event()
 threading.Thread(target=lambda: (waits.wait(), mine.cut("a newer generation"))).start()
 try:
-    mine.wait(lambda: (waits.set(), work.wait()))
+    mine.waiter.wait(lambda: (waits.set(), work.wait()))
 except groups.Cut as cut:
     print(cut)
 mine.close()

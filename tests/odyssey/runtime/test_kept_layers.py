@@ -64,7 +64,7 @@ def test_the_one_before_goes_on_with_both_stages(
     held.release()
     ready = digests(agent.wait_ready())
     for layer in range(plan.n_layers):
-        assert len({ready[rank][layer] for rank in plan.holders(layer)}) == 1, layer
+        assert len({ready[rank][layer] for rank in plan.holders[layer]}) == 1, layer
 
     agent.kill(lost)
     after = agent.replan("reroute", agent.pause())

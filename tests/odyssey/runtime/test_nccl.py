@@ -65,7 +65,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> tuple[Groups, list
         return works[-1]
 
     monkeypatch.setattr(groups, "all_reduce", all_reduce)
-    monkeypatch.setattr(Groups, "only_queues", True)
+    monkeypatch.setattr(groups.wire, "is_on_device", True)
     groups.by_subset = {group.workers: object() for group in plan.reduce}
     return groups, works
 
@@ -172,7 +172,7 @@ def test_who_was_cut_behind_the_body_of_a_unit_contributes_nothing() -> None:
         return (1.0,)
 
     session = Session.__new__(Session)
-    session._runner = Cutting()  # type: ignore[assignment]
+    session.runner = Cutting()  # type: ignore[assignment]
     with pytest.raises(Cut, match="paused"):
         session._transact(Transaction("step", body, tuple, lambda *_: None))
     Cutting.groups.release()

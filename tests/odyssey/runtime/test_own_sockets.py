@@ -116,18 +116,18 @@ def build_two(generation: int, *, cut: bool) -> None:
             have_come.wait()
             if cut:
                 groups.cut("a newer generation")
-            groups.learn(Known(generation, offered.name, {each: offers[each].value for each in offers}))
+            groups.introductions.learn(Known(generation, offered.name, {each: offers[each].value for each in offers}))
 
         groups = Groups(offer, generation, Needs((0, 1)), rank, CPU)
         try:
             groups.build()
-            groups.wait(groups.all_reduce(torch.ones(1)).wait)
+            groups.waiter.wait(groups.all_reduce(torch.ones(1)).wait)
             assert not cut
         except Cut:
             assert cut
         have_come.wait()
         groups.release()
-        groups._waiter.thread.join()
+        groups.waiter.thread.join()
 
     ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for rank in ranks:

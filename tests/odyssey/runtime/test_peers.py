@@ -38,20 +38,20 @@ def build(n: int, hand_out: Callable[[int, OFFERS], dict[int, bytes]], limit: ti
         def offer(offered: Offered) -> None:
             offers[rank] = offered
             have_come.wait()
-            groups.learn(Known(1, offered.name, hand_out(rank, offers)))
+            groups.introductions.learn(Known(1, offered.name, hand_out(rank, offers)))
 
         groups = Groups(offer, 1, Needs(tuple(range(n)), limit=limit), rank, torch.device("cpu"))
         try:
             groups.build()
             total = torch.ones(1)
-            groups.wait(groups.all_reduce(total).wait)
+            groups.waiter.wait(groups.all_reduce(total).wait)
             return str(int(total))
         except Cut as cut:
             return str(cut)
         finally:
             have_come.wait()
             groups.release()
-            groups._waiter.thread.join()
+            groups.waiter.thread.join()
 
     with ThreadPoolExecutor(n) as ranks:
         return list(ranks.map(run, range(n)))

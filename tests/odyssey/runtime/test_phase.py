@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from odyssey.errors import JobError, OdysseyError
 from odyssey.protocol.orders import Drain, Go, Pause, Prepare
 from odyssey.protocol.units import Position, Result
-from odyssey.runtime.phase import NEXT_ACTIVITY, NEXT_COMMUNICATION, Activity, Communication, Phase
+from odyssey.runtime.phase import NEXT_ACTIVITY, NEXT_COMMUNICATION, Activity, Communication, Phase, word_of
 from tests.examples import examples
 
 PHASES = [Phase(1, activity, communication) for activity in Activity for communication in Communication]
@@ -55,7 +55,7 @@ class Rank(RuleBasedStateMachine):
 
     def answer(self) -> None:
         if self.phase.communication is Communication.CUT:
-            self.told = (self.phase.generation, self.phase.position, self.phase.word)
+            self.told = (self.phase.generation, self.phase.position, word_of(self.phase))
             self.answers.append(self.phase.generation)
             self.phase = self.phase.answered()
             self.is_prepared = self.has_ready = False
@@ -286,7 +286,7 @@ def test_a_pause_may_come_at_any_moment() -> None:
     for before in PHASES:
         after = before.paused(2)
         assert (after.generation, after.communication) == (2, Communication.CUT)
-        assert (after.activity, after.position, after.word) == (before.activity, before.position, before.word)
+        assert (after.activity, after.position, word_of(after)) == (before.activity, before.position, word_of(before))
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ def test_a_pause_may_come_at_any_moment() -> None:
     ],
 )
 def test_the_agent_is_told_what_the_script_was_at(activity: Activity, word: str) -> None:
-    assert Phase(activity=activity).word == word
-    assert Phase(activity=activity, is_idle=True).word == ("between" if word == "between" else "idle")
+    assert word_of(Phase(activity=activity)) == word
+    assert word_of(Phase(activity=activity, is_idle=True)) == ("between" if word == "between" else "idle")
 
 
 def test_who_has_told_from_an_action_that_it_lacks_the_unit_does_not_pass_it() -> None:
@@ -327,7 +327,7 @@ def test_orders_of_an_older_generation_change_nothing() -> None:
 def test_with_new_gradient_buffers_what_was_contributed_is_gone() -> None:
     again = Phase(2, Activity.CONTRIBUTED, Communication.PREPARING, (4, 0), "step").rebuilt(False)
 
-    assert again.activity is Activity.COMPUTING and again.word == "compute"
+    assert again.activity is Activity.COMPUTING and word_of(again) == "compute"
     assert not again.may_take(Result((4, 0), "step", (0.1, 1.0)))
 
 

@@ -49,13 +49,13 @@ def test_a_sample_that_draws_random_numbers_is_the_same_for_all_ranks_and_each_t
     for num_workers, _ in enumerate(["reads the input", "reads the target", "redoes the step"]):
         DRAWS[kind]()  # each has drawn something else
         prefetcher = Prefetcher(MapStyle(data, Sampler(32, 0), plan, is_random=True, num_workers=num_workers))
-        prefetcher.want(5, [plan.positions(1)])
-        found.append(prefetcher.get(5, plan.positions(1)))
+        prefetcher.want(5, [plan.samples.positions(1)])
+        found.append(prefetcher.get(5, plan.samples.positions(1)))
         prefetcher.close()
     for inputs, targets in found:
         assert torch.equal(inputs, found[0][0]) and torch.equal(targets, found[0][1])
         assert torch.equal(inputs[:, 1], targets[:, 0]), "what belongs together stays together"
-    other = Prefetcher(MapStyle(data, Sampler(32, 0), plan, is_random=True)).get(6, plan.positions(1))
+    other = Prefetcher(MapStyle(data, Sampler(32, 0), plan, is_random=True)).get(6, plan.samples.positions(1))
     assert not torch.equal(other[1], found[0][1]), "another step draws other numbers"
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from launcher.agent.introductions import Introductions
 from launcher.coordinator import gate
-from launcher.coordinator.workers import workers_of
 from odyssey.plan import needs
 from odyssey.plan.needs import Needs, SumOver
 from odyssey.plan.worker import Worker
@@ -33,7 +32,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.of: dict[int, Groups] = {}
-        self._introductions = Introductions(lambda rank, known: self.of[rank].learn(known))
+        self._introductions = Introductions(lambda rank, known: self.of[rank].introductions.learn(known))
         self._lock = threading.Lock()
 
     def _offer(self, rank: int, offered: Offered) -> None:
@@ -80,10 +79,10 @@ class Ranks:
 
         def part(groups: Groups) -> None:
             for subset in (None, *subsets):
-                over = groups.members if subset is None else subset
+                over = groups.needs.members if subset is None else subset
                 if groups.me in over and len(over) > 1:
                     value = torch.tensor([2.0**groups.me, 1.0], dtype=torch.float64)
-                    groups.wait(groups.all_reduce(value, subset).wait)
+                    groups.waiter.wait(groups.all_reduce(value, subset).wait)
                     assert value.tolist() == [sum(2.0**rank for rank in over), len(over)]
 
         self.each(part)
@@ -139,7 +138,7 @@ def test_what_was_in_no_cut_sum_and_lost_nobody_goes_on(
 
         # By name: who lets go of a group last waits for its threads, and is not to be this one.
         before = {(rank, over): group.name for rank in ranks.of for over, group in ranks.of[rank]._sums.items()}
-        whole = gate.whole_groups(ranks.paused(2), workers_of(None))
+        whole = gate.whole_groups(ranks.paused(2))
 
         assert set(whole.values()) == {over for _, over in before if lost not in over.members and over not in cut}
         left = tuple(its for its in (tuple(rank for rank in subset if rank != lost) for subset in subsets) if its)
@@ -155,7 +154,7 @@ def test_what_was_in_no_cut_sum_and_lost_nobody_goes_on(
 
 def whole_of(said: Mapping[int, Iterable[WholeGroup]]) -> dict[str, SumOver]:
     paused = {rank: Paused(rank, 2, (0, 0), "compute", (), (), tuple(its)) for rank, its in said.items()}
-    return gate.whole_groups(paused, workers_of(None))
+    return gate.whole_groups(paused)
 
 
 def test_a_group_serves_on_if_all_its_ranks_say_so() -> None:

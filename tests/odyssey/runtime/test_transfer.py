@@ -51,7 +51,7 @@ def together(generation: int, run: Mapping[int, Callable[[Groups], None]]) -> di
     members = sorted(run)
     all_have_ended = threading.Barrier(len(members))
     of_rank: dict[int, Groups] = {}
-    introductions, lock = Introductions(lambda rank, known: of_rank[rank].learn(known)), threading.Lock()
+    introductions, lock = Introductions(lambda rank, known: of_rank[rank].introductions.learn(known)), threading.Lock()
 
     def offer(rank: int, offered: Offered) -> None:
         with lock:

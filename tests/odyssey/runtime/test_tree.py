@@ -34,7 +34,7 @@ def test_all_have_the_same_sum(branch: int, n: int, monkeypatch: pytest.MonkeyPa
             mine = [torch.tensor([0.1 * rank, 1.0, k], dtype=torch.float64) for k in range(3)]
             works = [groups.all_reduce(tensor) for tensor in mine]
             for work in works:
-                groups.wait(work.wait)
+                groups.waiter.wait(work.wait)
             sums[rank] = mine
 
         return run
@@ -67,7 +67,7 @@ def test_groups_that_were_built_before_their_generation_have_pairs_within_it(mon
     monkeypatch.setattr(needs, "BRANCH", 2)
     at_hand, n = 1, 3
     of_rank: dict[int, Groups] = {}
-    introductions, lock = Introductions(lambda rank, known: of_rank[rank].learn(known)), threading.Lock()
+    introductions, lock = Introductions(lambda rank, known: of_rank[rank].introductions.learn(known)), threading.Lock()
 
     def offer(rank: int, offered: Offered) -> None:
         with lock:
@@ -81,20 +81,20 @@ def test_groups_that_were_built_before_their_generation_have_pairs_within_it(mon
     assert [built.get() for _ in range(n)] == [""] * n
     at_hand = 2
     for groups in of_rank.values():
-        groups.are_for(2)
+        groups.introductions.generation = 2
         groups.build()
     passed = torch.zeros(1)
 
     def send() -> None:
-        of_rank[1].wait(of_rank[1].send(torch.ones(1), 2, 7).wait)
+        of_rank[1].waiter.wait(of_rank[1].send(torch.ones(1), 2, 7).wait)
 
     sender = threading.Thread(target=send)
     sender.start()
-    of_rank[2].wait(of_rank[2].receive(passed, 1, 7).wait)
+    of_rank[2].waiter.wait(of_rank[2].receive(passed, 1, 7).wait)
     sender.join()
     for groups in of_rank.values():
         groups.release()
-        groups._waiter.thread.join()
+        groups.waiter.thread.join()
 
     assert passed.item() == 1.0
 
@@ -115,7 +115,7 @@ def test_a_cut_ends_the_wait_for_a_sum_and_for_a_pair(monkeypatch: pytest.Monkey
             elif rank == 3:
                 groups.send(torch.zeros(1), 0, 1)
             else:
-                groups.wait(groups.all_reduce(torch.zeros(1)).wait)
+                groups.waiter.wait(groups.all_reduce(torch.zeros(1)).wait)
 
         return run
 

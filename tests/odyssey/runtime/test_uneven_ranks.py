@@ -160,7 +160,7 @@ def test_the_search_cuts_by_itself_and_goes_on_whole_where_that_is_as_good(
     agent.measure()
     assert agent.profile.uncut == ""
     plan = agent.first_plan("4x1")
-    assert plan.is_cut and [plan.samples_of(p) for p in range(4)] == [6, 6, 5, 5]
+    assert plan.is_cut and list(map(plan.samples.n_in, plan.pipelines)) == [6, 6, 5, 5]
     agent.prepare(plan)
     agent.go()
     agent.wait(Committed, 0, when=lambda report: report.result.position == (1, 0))

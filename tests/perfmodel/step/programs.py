@@ -29,13 +29,15 @@ def computations_of(plan: Plan, costs: Costs) -> dict[int, list[tuple[float, flo
             while not isinstance(op := ops[position[worker]], Commit):
                 if isinstance(op, Compute):
                     stage = plan.layer_range(op.micro_batch, op.stage)
-                    alone_s = costs.by(plan, worker).compute_s(op.kind, stage.first, stage.stop, plan.n_samples(op.micro_batch))
+                    alone_s = costs.by(plan, worker).compute_s(
+                        op.kind, stage.first, stage.stop, plan.samples.n_of(op.micro_batch)
+                    )
                     start = clock[worker]
                     clock[worker] += alone_s * costs.factor(worker)
                     times[worker].append((start, clock[worker]))
                 elif isinstance(op, Send):
                     pair, link = (worker, op.peer), costs.channel(plan, worker, op.peer)
-                    size = _message_bytes(plan, costs, op) * plan.n_samples(op.micro_batch) / costs.profile.micro_batch
+                    size = _message_bytes(plan, costs, op) * plan.samples.n_of(op.micro_batch) / costs.profile.micro_batch
                     free[pair] = max(clock[worker], free.get(pair, 0.0)) + size / link.bandwidth
                     arrival[op.kind, op.stage, op.micro_batch, *pair] = free[pair] + link.latency_s
                 elif isinstance(op, Receive):
@@ -71,7 +73,7 @@ def _live_bytes(plan: Plan, worker: int, ops: list[Op], costs: Costs) -> float:
         if isinstance(op, Compute) and op.kind in ("F", "I"):
             sums = costs.by(plan, worker).activations if op.kind == "F" else outputs
             stage, key = plan.layer_range(op.micro_batch, op.stage), (op.stage, op.micro_batch)
-            size = (sums[stage.stop] - sums[stage.first]) * plan.n_samples(op.micro_batch) / costs.profile.micro_batch
+            size = (sums[stage.stop] - sums[stage.first]) * plan.samples.n_of(op.micro_batch) / costs.profile.micro_batch
             kept[key] = kept.get(key, 0.0) + size
             live += size
             most = max(most, live)

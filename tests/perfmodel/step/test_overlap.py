@@ -91,7 +91,7 @@ def dumb_step_s(plan: Plan, of: Profile, bytes_per_s: float) -> float:
         for op in program(plan, worker):
             if isinstance(op, Compute):
                 layers = plan.layer_range(op.micro_batch, op.stage).layers
-                part = plan.n_samples(op.micro_batch) / of.micro_batch
+                part = plan.samples.n_of(op.micro_batch) / of.micro_batch
                 for number in layers if op.kind == "F" else reversed(layers):
                     x = of.layers[number]
                     its = {"F": x.forward_s, "B": x.backward_s, "I": x.input_gradient_s, "W": x.weight_gradient_s}

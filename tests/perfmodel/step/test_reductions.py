@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from perfmodel.profile.profile import ANY_WAY, AllReduce, Link
-from perfmodel.step.costs import Costs, ring_s, tree_s
+from perfmodel.step.all_reduce import all_reduce_s, ring_s, tree_s
+from perfmodel.step.costs import Costs
 from tests.planning import profile
 
 LINK = Link(10e-6, 1e9)
@@ -39,23 +40,24 @@ def test_a_ring_passes_each_piece_round_twice() -> None:
 
 
 def test_one_worker_has_nothing_to_sum() -> None:
-    assert ring_s(LINK, 1, 1e9) == tree_s(LINK, 1, 1e9) == costs(ANY_WAY).all_reduce_s(1, 1, 1e9) == 0
+    assert ring_s(LINK, 1, 1e9) == tree_s(LINK, 1, 1e9) == all_reduce_s(costs(ANY_WAY).profile.cluster, 1, 1, 1e9) == 0
 
 
 def test_the_quickest_way_is_taken_of_those_that_there_are() -> None:
     ring, any_way = costs((AllReduce.RING,)), costs(ANY_WAY)
-    assert ring.all_reduce_s(2048, 1, 1e6) == pytest.approx(ring_s(LINK, 2048, 1e6))
-    assert any_way.all_reduce_s(2048, 1, 1e6) == pytest.approx(tree_s(LINK, 2048, 1e6))
-    assert any_way.all_reduce_s(2, 1, 1e9) == pytest.approx(ring_s(LINK, 2, 1e9))
+    assert all_reduce_s(ring.profile.cluster, 2048, 1, 1e6) == pytest.approx(ring_s(LINK, 2048, 1e6))
+    assert all_reduce_s(any_way.profile.cluster, 2048, 1, 1e6) == pytest.approx(tree_s(LINK, 2048, 1e6))
+    assert all_reduce_s(any_way.profile.cluster, 2, 1, 1e9) == pytest.approx(ring_s(LINK, 2, 1e9))
 
 
 def test_within_hosts_first_where_links_between_them_are_slow() -> None:
     """8 workers on each of 2 hosts: an eighth of the bytes through each of a host's 8 interfaces, or all through one."""
     within_s = ring_s(FAST, 8, 8e9)
-    assert costs(ANY_WAY).all_reduce_s(2, 8, 8e9) == pytest.approx(within_s + ring_s(LINK, 2, 1e9))
+    assert all_reduce_s(costs(ANY_WAY).profile.cluster, 2, 8, 8e9) == pytest.approx(within_s + ring_s(LINK, 2, 1e9))
     shared = costs((AllReduce.HIERARCHICAL,), interface=LINK.bandwidth)
-    assert shared.all_reduce_s(2, 8, 8e9) == pytest.approx(within_s + 8 * (1e9 / LINK.bandwidth) + 2 * LINK.latency_s)
+    over_one_s = within_s + 8 * (1e9 / LINK.bandwidth) + 2 * LINK.latency_s
+    assert all_reduce_s(shared.profile.cluster, 2, 8, 8e9) == pytest.approx(over_one_s)
 
 
 def test_workers_of_one_host_use_its_own_link() -> None:
-    assert costs((AllReduce.RING,)).all_reduce_s(1, 3, 1e9) == pytest.approx(ring_s(FAST, 3, 1e9))
+    assert all_reduce_s(costs((AllReduce.RING,)).profile.cluster, 1, 3, 1e9) == pytest.approx(ring_s(FAST, 3, 1e9))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from odyssey.plan.plan import Plan, Schedule
+from odyssey.plan.plan import Plan, Schedule, under
 from perfmodel.profile.profile import Link
 from perfmodel.step.costs import Costs
 from perfmodel.step.fast_simulate import fast_simulate
@@ -20,7 +20,7 @@ from tests.perfmodel.step.programs import computations_of, peaks_of
 from tests.planning import layer, profile
 from tests.strategies.test_zero_bubble import plans as split_plans
 
-PLANS = st.one_of(plans(), split_plans(), split_plans().map(lambda plan: plan.under(Schedule())))
+PLANS = st.one_of(plans(), split_plans(), split_plans().map(lambda plan: under(plan, Schedule())))
 LINKS = st.builds(Link, st.sampled_from([0.0, 0.01, 0.7]), st.sampled_from([3.0, 10.0, 1e30]))
 
 

@@ -46,7 +46,7 @@ def longest_path_s(plan: Plan, of: Profile, slow: Mapping[int, float]) -> float:
                         "I": sum(row.input_gradient_s for row in rows),
                         "W": sum(row.weight_gradient_s for row in rows),
                     }[op.kind]
-                    part = plan.n_samples(op.micro_batch) / of.micro_batch
+                    part = plan.samples.n_of(op.micro_batch) / of.micro_batch
                     now += slow.get(worker, 1.0) * (one_s * part + of.op_overhead_s)
                 if end.get((worker, i)) != now:
                     end[worker, i] = now

@@ -51,7 +51,7 @@ def dumb_longest_path(plan: Plan, of: Profile) -> float:
                         "W": sum(x.weight_gradient_s for x in rows),
                         "B": sum(x.backward_s for x in rows),
                     }
-                    now += seconds[op.kind] * plan.n_samples(op.micro_batch) / of.micro_batch
+                    now += seconds[op.kind] * plan.samples.n_of(op.micro_batch) / of.micro_batch
                 if end.get((worker, i)) != now:
                     end[worker, i] = now
                     changed = True
