@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from odyssey.errors import JobError
+from odyssey.plan.needs import Needs
+from odyssey.plan.worker import Rank, worker_of
 from odyssey.runtime import streams as module
 from odyssey.runtime.batches import Batches
 from odyssey.runtime.prefetcher import Prefetcher
@@ -88,7 +90,7 @@ def test_who_takes_over_goes_back_or_reads_otherwise_reads_the_same(
     data.close()
 
 
-ALONE: Any = SimpleNamespace(members=[0])
+ALONE: Any = SimpleNamespace(needs=Needs((worker_of(Rank(0)),)))
 """Groups of a rank that meets nobody."""
 
 
