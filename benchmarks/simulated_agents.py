@@ -23,7 +23,8 @@ import msgspec
 
 from benchmarks.coordinator import N_STAGES, model, profile
 from launcher.agent.leading import founding, leading
-from launcher.agent.succession import Succession
+from launcher.agent.member import Member
+from launcher.agent.part import Part
 from launcher.cluster import endpoint
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
@@ -93,10 +94,10 @@ class Agents:
             listener = endpoint.host_or_join(options) if i == 0 else None
             local = _SimulatedAgent(options, listener, asked)
             if listener is not None:
-                began = founding(local, listener, KEY, self._watch)
-                code = local.run(leading(local, began, (), _profile(self.n_ranks)))
+                part = Part(local, self._watch, profile=_profile(self.n_ranks))
+                code = local.run(leading(founding(part, listener, KEY)))
             else:
-                code = local.run(Succession(local, KEY, lambda event: None, _none_follows, _none_follows).member)
+                code = local.run(Member(Part(local, lambda event: None), KEY))
         except BaseException as error:
             print(type(error).__name__, error, file=sys.stderr, flush=True)
             raise
@@ -315,8 +316,3 @@ def simulated(n: int, n_ranks_each: int, folder: Path, port: int) -> Iterator[Ag
         yield its
     finally:
         its.close()
-
-
-def _none_follows(succession: Succession) -> None:
-    """After the first leading agent."""
-    sys.exit(3)

@@ -1,8 +1,11 @@
 """The agent of a job: events in, actions out.
 
 start.py         a job, or a member's part of one, from its options to its exit code
-leading.py       the leading agent, put together; succession.py: how another one is kept up to take its place
-replication.py   what all agents have agreed upon, and whether this one leads; other_jobs.py: or others do, elsewhere
+part.py          what an agent has of its job, whether it leads or not: log, state, ranks
+member.py        one that another one leads; following.py: how it finds that one and holds on to it; succession.py: how it is
+                 kept up, and takes that one's place
+leading.py       the leading agent, put together
+replication.py   what it says is agreed upon, as long as it leads; other_jobs.py: or others do, elsewhere
 agent.py         it takes one event after the other: events in, actions out
 coordination.py  the coordinator's state, as the agent reads it; reconciliation.py: what runs here is made what it says
 executor.py      does what the coordinator has decided; orders.py: what it tells ranks

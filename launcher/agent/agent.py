@@ -17,30 +17,27 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from launcher.agent.coordination import Coordination
 from launcher.agent.executor import Executor
 from launcher.agent.job_end import JobEnd
-from launcher.agent.job_log import JobLog
-from launcher.agent.job_start import JobStart
 from launcher.agent.leaving import Leaving
 from launcher.agent.notice_socket import NoticeSocket
+from launcher.agent.part import Part
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
 from launcher.cluster.leading.cluster import Cluster
+from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.led.leader_session import limits_text
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.event_sink import Sender
 from launcher.joblog.events import (
-    AgentJoined,
     AgentLost,
     Body,
     Cause,
     CauseKind,
     Event,
-    JobEnded,
     JobStarted,
-    RankExited,
+    LeaderChanged,
     RankLost,
     RankStarted,
     StopRequested,
@@ -49,8 +46,6 @@ from launcher.joblog.events import (
 from launcher.joblog.exit_codes import ending
 from launcher.planning.planner import Planner
 from launcher.processes.environment import nccl_problem
-from launcher.processes.local_agent import LocalAgent
-from odyssey.plan.worker import Rank
 from odyssey.protocol.reports import Failed, Hello, Report
 
 
@@ -59,32 +54,29 @@ class Agent:
 
     def __init__(
         self,
-        local: LocalAgent,
-        coordination: Coordination,
-        log: JobLog,
+        part: Part,
+        leader: Leader,
         cluster: Cluster,
         quorum: Quorum,
         planner: Planner,
         stalls: StallWatch,
         router: ReportRouter,
         executor: Executor,
-        start: JobStart,
         end: JobEnd,
         replication: Replication,
         leaving: Leaving,
         notices: NoticeSocket | None,
     ) -> None:
         """`notices`: None where other agents are asked for them as well."""
-        self._local = local
-        self._coordination = coordination
-        self._log = log
+        self._part = part
+        self._local = part.local
+        self._leader = leader
         self._cluster = cluster
         self._quorum = quorum
         self._planner = planner
         self._stalls = stalls
         self._router = router
         self._executor = executor
-        self._start = start
         self._end = end
         self._replication = replication
         self._leaving = leaving
@@ -109,28 +101,27 @@ class Agent:
 
     def _now(self) -> float:
         """Not before what another agent has seen, whose clock may be ahead."""
-        return max(self._local.now(), self._coordination.state.world.now)
+        return max(self._local.now(), self._part.coordination.state.world.now)
 
     def _decided(self, event: Event) -> None:
         """It has happened, and the coordinator decides upon it. Without a generation it is of the present one."""
         if self._local.code is not None:
             return
         if event.generation < 0:
-            event = replace(event, generation=self._coordination.generation)
+            event = replace(event, generation=self._part.coordination.generation)
         body = event.body
         self._replication.note(event)
         self._see(event)
-        lost_with_agent, attempt = self._lost_with(body), self._coordination.attempt
-        actions = self._coordination.take(event)
-        if isinstance(body, JobStarted | AgentJoined) or self._coordination.attempt != attempt:
-            self._start.number_nodes(self._coordination.state.world)
+        world = self._part.coordination.state.world
+        lost_with_agent, attempt = self._lost_with(body), world.attempt
+        actions = self._part.coordination.take(event)
         rest = [action for action in actions if not self._executor.do_at_once(action)]
-        self._log.append(event)
+        self._part.log.append(event)
         for action in rest:
             self._executor.do(action)
         if isinstance(body, JobStarted):
-            self._start.go_on(body)
-        if self._coordination.attempt == attempt:  # else all ranks have started again already, and live elsewhere
+            self._executor.begin(body)
+        if world.attempt == attempt:  # else all ranks have started again already, and live elsewhere
             for lost in lost_with_agent:
                 self._local.sink.event(lost)
         self._leaving.look(body)
@@ -147,14 +138,14 @@ class Agent:
                 self.say(problem)
             case RankLost(rank=rank) | Failed(rank=rank):
                 for at in self._stalls.untold(rank):
-                    self._log.append(Event(event.time, event.generation, "agent", at))
+                    self._part.log.append(Event(event.time, event.generation, "agent", at))
 
     def _lost_with(self, body: Body) -> list[RankLost]:
         """The ranks of an agent that is lost."""
         if not isinstance(body, AgentLost):
             return []
         cause = Cause(CauseKind.AGENT, f"agent {body.agent.number} was lost: {body.reason}")
-        return [RankLost(rank, cause, True) for rank in self._coordination.ranks_of(body.agent)]
+        return [RankLost(rank, cause, True) for rank in self._part.coordination.ranks_of(body.agent)]
 
     def heard(self, sender: Sender, report: Report) -> None:
         """A rank says something."""
@@ -165,7 +156,7 @@ class Agent:
 
     def say(self, text: str) -> None:
         """For people."""
-        self._log.say(text)
+        self._part.log.say(text)
 
     # -- an agent's role -----------------------------------------------------------------------------------------------
 
@@ -189,31 +180,42 @@ class Agent:
 
     def start_elsewhere(self) -> None:
         """Begin the job, where this agent is not at the endpoint."""
-        self._replication.watch_endpoint()
+        self._replication.other_jobs.watch_endpoint(is_there=False)
         self.start()
 
-    def take_over(
-        self, before: int, said: list[tuple[Rank, Report]], ends: list[RankExited | RankLost], ended: JobEnded | None
-    ) -> None:
-        """Go on with the job that another agent has led, by its number. `said`, `ends`: by and of ranks here, and perhaps lost
-        with it; `ended`: how the job ended, if that was decided and is still to be done."""
-
-        def resume() -> None:
-            put_off, self._put_off = self._put_off or [], None
-            for rank, report in said:
-                self.heard(self._cluster.process(rank), report)
-            for event in ends:
-                self._local.sink.event(event)
-            for happen in put_off:
-                happen()
-            if ended is not None:
-                self._end.tell_why(ended)
-                self._end.begin(ended.code)
-
-        self._put_off = []
-        self._start.take_over(self._coordination.state)
+    def take_over(self, before: int) -> None:
+        """Go on with the job that another agent has led, by its number: ask its members what they have, and go on with those
+        that answer. First counts what ranks here have said and come to: it may be lost with who led."""
+        state, reported = self._part.coordination.state, self._part.reported
+        processes_at = self._part.coordination.processes_at
+        here = {number: rank for rank, number in processes_at(self._part.number).items()}
+        said = [message for message in reported.said() if message.process in here]
+        ranks = self._local.processes
+        self._put_off = [partial(self.heard, ranks.process(here[its.process]), its.report) for its in said]
+        self._put_off += [partial(self._local.sink.event, event) for number in here for event in reported.ends(number)]
         self._executor.take_over()
-        self._replication.take_over(before, resume)
+        self._replication.take_over()
+        self._quorum.end()
+        patience_s = 2 * self._local.options.detect_s
+        self._leader.take_over(state.world.agents, before, processes_at, patience_s, self._has_taken_over)
+
+    def _has_taken_over(self) -> None:
+        """All members have come, or have had the time to."""
+        sink, coordination = self._local.sink, self._part.coordination
+        self._local.processes.stillness.hold(False)
+        put_off, self._put_off = self._put_off or [], None
+        for happen in put_off:
+            happen()
+        if (ended := self._part.ended) is not None:  # as was decided, and is still to be done
+            self._end.tell_why(ended)
+            self._end.begin(ended.code)
+        if self._local.code is not None:
+            return
+        sink.event(LeaderChanged(self._leader.us))
+        present = {agent.number for agent in coordination.state.world.agents}
+        for rank in sorted(coordination.state.world.alive):
+            if (home := coordination.home_of(rank)) not in present:  # its agent's loss was decided, and not yet its own
+                sink.event(RankLost(rank, Cause(CauseKind.AGENT, f"agent {home} was lost"), True))
 
     def look(self) -> None:
         """Who is stopped is found by the watch over what is waited for."""
@@ -250,7 +252,6 @@ class Agent:
         """No thread, no process of the planner, no connection is left."""
         self._stalls.close()
         self._planner.close()
-        self._cluster.close()
         self._replication.close()
         if self._notices is not None:
             self._notices.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -11,12 +11,11 @@ from launcher.coordinator import machine
 from launcher.coordinator.actions import Action
 from launcher.coordinator.rank_assignment import RankAssignment, assignments, assignments_on_one_host
 from launcher.coordinator.ranks import RankState
-from launcher.coordinator.state import IN_FORCE, JobState, PlainState, State, Status, packed, unpacked
-from launcher.failures.root_cause import RankEnd, root
+from launcher.coordinator.state import IN_FORCE, JobState, PlainState, State, Status
 from launcher.joblog.events import AgentInfo, Event
 from launcher.options import RunOptions
 from odyssey.plan.estimate import Transition
-from odyssey.plan.worker import Rank, all_ranks_of
+from odyssey.plan.worker import Rank, Worker, all_ranks_of, worker_of
 from odyssey.protocol.units import Result
 
 
@@ -26,21 +25,23 @@ class Coordination:
     def __init__(self, options: RunOptions) -> None:
         self._options = options
         self.state: State = PlainState()
-        self._seated: tuple[AgentInfo, ...] = ()
-        self._homes: Mapping[Rank, int] = {}
+        self.node_of: dict[Worker, int] = {}
+        """Agents may have ranks of any number, and come and go."""
+        self._seat()
 
     def take(self, event: Event) -> tuple[Action, ...]:
         """Let the coordinator decide what is to be done upon this."""
         self.state, actions = machine.step(self.state, event)
+        if self._seated is not self.state.world.seated:
+            self._seat()
         return actions
 
-    def snapshot(self) -> bytes:
-        """All that is known of the job."""
-        return packed(self.state)
-
-    def restore(self, snapshot: bytes) -> None:
-        """Go on from what another agent knew. Raises Malformed."""
-        self.state = unpacked(snapshot)
+    def _seat(self) -> None:
+        """The ranks are seated, or seated anew."""
+        self._seated, self._homes = self.state.world.seated, self.state.world.homes
+        found = assigned(self._options, self._seated, 0, 0)
+        self.node_of.clear()
+        self.node_of |= {worker_of(rank): assignment.node for rank, assignment in found.items()}
 
     @property
     def job(self) -> WhichJob | None:
@@ -65,19 +66,16 @@ class Coordination:
     def home_of(self, rank: Rank) -> int:
         """The number of its agent."""
         if self._seated is not self.state.world.seated:  # it is asked for each order to each rank
-            self._seated, self._homes = self.state.world.seated, self.state.world.homes
+            self._seat()
         return self._homes.get(rank, 0)
 
     def ranks_of(self, agent: AgentInfo) -> list[Rank]:
         return [rank for rank, home in self.state.world.homes.items() if home == agent.number]
 
-    def process_of(self, rank: Rank) -> int:
-        """The number of its newest process, among all that the job has had."""
-        return self.state.world.ranks[rank].process
-
-    def lives(self, rank: Rank) -> bool:
-        """It has a process, or is about to."""
-        return rank in self.state.world.alive
+    def process_of(self, rank: Rank) -> int | None:
+        """The number of the process that it has, or is about to have, among all that the job has had."""
+        world = self.state.world
+        return world.ranks[rank].process if rank in world.alive else None
 
     def processes_at(self, agent: int) -> dict[Rank, int]:
         """Those of this agent, by its number: living ranks, and the numbers of their processes."""
@@ -99,11 +97,6 @@ class Coordination:
         return replace(found, max_restarts=world.restarts.policy.max_restarts, last_failure=world.last_failure)
 
     @property
-    def attempt(self) -> int:
-        """How often all ranks of a plain script have been started again."""
-        return self.state.world.attempt
-
-    @property
     def is_plain(self) -> bool:
         """No rank has built a Job."""
         return isinstance(self.state, PlainState)
@@ -121,10 +114,8 @@ class Coordination:
 
     def goes_on_without(self, agent: AgentInfo) -> bool:
         """A Job trains, or recovers, and other agents have ranks that stay."""
-        state = self.state
-        if not isinstance(state, JobState) or state.status not in IN_FORCE:
-            return False
-        return any(self.home_of(rank) != agent.number for rank in state.staying)
+        staying = self.state.staying if isinstance(self.state, JobState) else ()
+        return self.is_job_in_force and any(self.home_of(rank) != agent.number for rank in staying)
 
     def counts_on(self, ranks: Iterable[Rank]) -> bool:
         """The generation in force, or the one to come, needs one of these."""
@@ -146,11 +137,6 @@ class Coordination:
     def newest_unit(self) -> Result | None:
         """The newest unit of this Job that is decided to be final."""
         return self.state.results[-1] if isinstance(self.state, JobState) and self.state.results else None
-
-    @property
-    def waits_for_unit(self) -> bool:
-        """Whether it may decide something that a unit becomes final."""
-        return self.state.status is Status.FINISHING
 
     @property
     def idle(self) -> list[Rank]:
@@ -182,11 +168,6 @@ class Coordination:
         """Of the plan in force."""
         assert isinstance(self.state, JobState) and self.state.plan is not None
         return self.state.plan.step
-
-    @property
-    def root_cause(self) -> RankEnd | None:
-        """Of the ends that ranks have come to."""
-        return root(self.state.world.ends)
 
 
 def assigned(options: RunOptions, agents: tuple[AgentInfo, ...], n_restarts: int, attempt: int) -> dict[Rank, RankAssignment]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 from functools import partial
 
-from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
 from launcher.agent.job_end import JobEnd
-from launcher.agent.job_log import JobLog
 from launcher.agent.orders import Orders
-from launcher.agent.reconciliation import Reconciliation
+from launcher.agent.part import Part
 from launcher.cluster.leading.cluster import Cluster
 from launcher.coordinator.actions import (
     Action,
@@ -26,11 +24,12 @@ from launcher.coordinator.actions import (
     Spawn,
     StartMeasure,
 )
+from launcher.coordinator.state import JobState
 from launcher.health.job_hangs import JobHangs
+from launcher.health.stall_watch import StallWatch
 from launcher.host.loop import Timer
-from launcher.joblog.events import Body, GenerationStarted, JobEnded, NoticeExpired, Tick
+from launcher.joblog.events import Body, GenerationStarted, JobEnded, JobStarted, NoticeExpired, Tick
 from launcher.planning.planner import Planner
-from launcher.processes.local_agent import LocalAgent
 from odyssey.errors import OdysseyError
 from odyssey.plan.worker import Rank
 from odyssey.protocol.orders import Command, Pause, Prepare
@@ -44,31 +43,40 @@ class Executor:
 
     def __init__(
         self,
-        local: LocalAgent,
-        coordination: Coordination,
-        log: JobLog,
+        part: Part,
         cluster: Cluster,
         orders: Orders,
-        reconciliation: Reconciliation,
         planner: Planner,
         hangs: JobHangs,
+        stalls: StallWatch,
         faults: Faults,
         end: JobEnd,
     ) -> None:
-        self._local = local
-        self._coordination = coordination
-        self._log = log
+        self._part = part
+        self._local, self._coordination, self._log = part.local, part.coordination, part.log
         self._cluster = cluster
         self._orders = orders
-        self._reconciliation = reconciliation
+        self._reconciliation = part.reconciliation
         self._planner = planner
         self._hangs = hangs
+        self._stalls = stalls
         self._faults = faults
         self._end = end
         self._deadline: Timer | None = None
 
+    def begin(self, started: JobStarted) -> None:
+        """The first ranks are being started: what goes on beside them from now on."""
+        if self._part.profile is not None:
+            self._local.sink.event(self._planner.read(self._part.profile))
+        self._faults.at_start()
+        self._stalls.start()
+        self._part.begins(started)
+
     def take_over(self) -> None:
         """Do what was decided before this agent led, and was not done here yet."""
+        if isinstance(self._coordination.state, JobState):
+            self._planner.live_profile.profile = self._coordination.state.profile
+        self._stalls.start()
         self._reconciliation.all()
 
     def do_at_once(self, action: Action) -> bool:
@@ -84,7 +92,7 @@ class Executor:
                 self._local.processes.store.renew()
             case Spawn(rank=rank):
                 self._reconciliation.rank(rank)
-                self._cluster.starts(rank, self._coordination.process_of(rank))
+                self._cluster.starts(rank, self._coordination.state.world.ranks[rank].process)
             case _:
                 return False
         return True

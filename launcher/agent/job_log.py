@@ -6,36 +6,63 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from launcher.agent.coordination import Coordination
 from launcher.failures.diagnostics import hand_on
-from launcher.failures.history import FailureHistory, after, retold
+from launcher.failures.history import RETOLD, FailureHistory, after, retold
+from launcher.failures.root_cause import root
 from launcher.joblog import owner, registry
-from launcher.joblog.events import Body, Event, JobEnded, Note
+from launcher.joblog.events import AtStep, Body, Event, JobEnded, JobStarted, Note, UnitFinal
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.owner import Owner
 from launcher.output.log_files import JobFolder
-from odyssey.protocol.reports import Committed
+from odyssey.protocol.reports import Committed, Connected, Paused, Ready, StepTimes
 from odyssey.protocol.units import is_next
 
 Watch = Callable[[Event], None]
 
 
-class JobLog:
-    """`now`: seconds since the epoch."""
+class _Story:
+    """It has all that those are told who have not watched the job so far."""
 
-    def __init__(self, folder: JobFolder, watch: Watch, coordination: Coordination, now: Callable[[], float]) -> None:
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._newest_unit: Event | None = None
+
+    def note(self, event: Event) -> None:
+        if isinstance(event.body, Committed):
+            self._newest_unit = event
+        elif not isinstance(event.body, StepTimes | AtStep | UnitFinal | Paused | Connected | Ready):
+            self._events.append(event)
+
+    def events(self) -> list[Event]:
+        newest = [self._newest_unit] if self._newest_unit is not None else []
+        return [replace(event, origin=RETOLD) for event in (*self._events, *newest)]
+
+
+class JobLog:
+    """`watch`: None as long as nobody does; `now`: seconds since the epoch."""
+
+    def __init__(self, folder: JobFolder, watch: Watch | None, coordination: Coordination, now: Callable[[], float]) -> None:
         self._folder = folder
         self.watch = watch
         self._coordination = coordination
         self._now = now
         self._history = FailureHistory()
+        self._story = _Story()
         self._unit: Committed | None = None
         """The newest that stands there."""
 
     def append(self, event: Event) -> None:
         self._history = after(self._history, event)
         self._folder.append(event)
-        self.watch(event)
+        if self.watch is not None:
+            self.watch(event)
+            return
+        if isinstance(event.body, JobStarted):
+            event = replace(event, body=replace(event.body, folder=str(self._folder.path or "")))
+        self._story.note(event)
 
     def record(self, body: Body, origin: str) -> None:
         """What is decided or said now."""
@@ -67,13 +94,20 @@ class JobLog:
 
     def hand_on(self, ended: JobEnded) -> None:
         """The failure of a job within a job is the outer one's to tell."""
-        cause = self._coordination.root_cause
+        cause = root(self._coordination.state.world.ends)
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if ended.code == ExitCode.FAILED and cause is not None and path:
             try:
                 hand_on(cause, Path(path))
             except OSError as error:
                 self.say(f"the failure could not be written to TORCHELASTIC_ERROR_FILE: {error}")
+
+    def retell(self) -> None:
+        """To who watches, and did not before."""
+        story, self._story = self._story, _Story()
+        if self.watch is not None:
+            for event in story.events():
+                self.watch(event)
 
     def retold(self) -> tuple[Event, ...]:
         """What explains a job's failure to who has not seen its log."""

@@ -6,117 +6,73 @@ what there is on this host ─► the job's state and log ─► the ranks, here
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-from dataclasses import dataclass
 from functools import partial
 
-from launcher.agent import other_jobs
 from launcher.agent.agent import Agent
 from launcher.agent.awaited import Awaited
 from launcher.agent.coordination import Coordination
-from launcher.agent.drills import Drill, Faults
+from launcher.agent.drills import Faults
 from launcher.agent.executor import Executor
 from launcher.agent.introductions import Introductions
 from launcher.agent.job_end import JobEnd
-from launcher.agent.job_log import JobLog, Watch
-from launcher.agent.job_start import JobStart, job_started
+from launcher.agent.job_start import job_started
 from launcher.agent.leaving import Leaving
 from launcher.agent.notice_socket import NoticeSocket
 from launcher.agent.orders import Orders
-from launcher.agent.reconciliation import Reconciliation
-from launcher.agent.remote_commands import answer_commands
+from launcher.agent.other_jobs import OtherJobs
+from launcher.agent.part import Part
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
-from launcher.agent.succession import Succession
 from launcher.agent.units import Units
-from launcher.cluster.agreement import Agreement
 from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.inspection import Inspection
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.quorum import Quorum
-from launcher.cluster.leading.redirects import give_way
 from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links import addresses
-from launcher.cluster.links.connect import Address
 from launcher.cluster.listener import Listener
+from launcher.cluster.wire import Welcome
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, Suspected
 from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
-from odyssey.plan.worker import Rank, Worker
+from odyssey.plan.worker import Rank
 from odyssey.protocol.frames import frame
 from odyssey.protocol.orders import ReachedAt
 from odyssey.protocol.reports import Broken, Failed
 from odyssey.protocol.units import SAME_CALLS, Position
 from odyssey.text import as_unicode
-from perfmodel.profile.profile import Profile
 
 
-@dataclass(frozen=True)
-class Began:
-    """How an agent came to lead. `coordination`, `log`: of the job so far. Where there can be other agents: `agreement` of all,
-    and where they come in. `number`: this agent's."""
-
-    number: int
-    coordination: Coordination
-    log: JobLog
-    agreement: Agreement | None
-    listener: Listener | None
-
-
-def founding(local: LocalAgent, server_socket: socket.socket, key: bytes, watch: Watch) -> Began:
-    """The job begins here. `server_socket`: of the store; `key`: of the agents' secret; `watch` sees every event."""
-    options, loop = local.options, local.loop
-    environments = local.processes.environments
+def founding(part: Part, server_socket: socket.socket, key: bytes) -> Part:
+    """The job begins here. `server_socket`: of the store; `key`: of the agents' secret."""
+    local, options, environments = part.local, part.local.options, part.local.processes.environments
     if addresses.is_only_here(environments.store.host):
         environments.address = environments.store.host
     elif options.max_agents == 1:
         environments.address = "127.0.0.1"
-    coordination = Coordination(options)
-    log = JobLog(local.folder, watch, coordination, local.now)
-    if options.max_agents == 1:
-        return Began(0, coordination, log, None, None)
-    port = local.processes.store.address.port
-    listener = Listener(loop, addresses.listen_beside(server_socket, addresses.control_ports(port)), key, port)
-    agreement = Agreement(loop, listener, 0, options.detect_s, _new_log())
-    answer_commands(local, listener, lambda: 0)
-    return Began(0, coordination, log, agreement, listener)
+    if options.max_agents > 1:
+        port = local.processes.store.address.port
+        server_socket = addresses.listen_beside(server_socket, addresses.control_ports(port))
+        part.listener = Listener(local.loop, server_socket, key, port)
+        part.may_be_found()
+        part.agree_anew()
+    return part
 
 
-def _new_log() -> str:
-    """A name that no other log has."""
-    return secrets.token_hex(8)
-
-
-def founding_anew(local: LocalAgent, succession: Succession) -> Began:
-    """The job begins here, after all who were to begin it are gone."""
-    assert succession.listener is not None
-    succession.log.watch = succession.watch
-    agreement = Agreement(local.loop, succession.listener, succession.number, local.options.detect_s, _new_log())
-    return Began(succession.number, succession.coordination, succession.log, agreement, succession.listener)
-
-
-def taking_over(succession: Succession) -> Began:
-    """The job goes on here."""
-    log, agreement = succession.log, succession.agreement
-    log.watch = succession.watch
-    return Began(succession.number, succession.coordination, log, agreement, succession.listener)
-
-
-def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile: Profile | None) -> Agent:
-    """`profile`: measured before."""
+def leading(part: Part) -> Agent:
+    """This agent leads from now on."""
+    local, coordination, log = part.local, part.coordination, part.log
     options, loop, sink, processes = local.options, local.loop, local.sink, local.processes
-    coordination, log = began.coordination, began.log
-    leader, quorum = _others(local, began)
+    log.watch = part.watch
+    leader, quorum, other_jobs = _others(part)
     cluster = Cluster(processes, leader, coordination.home_of)
-    reconciliation = Reconciliation(processes, coordination, began.number, processes.spawn)
-    node_of: dict[Worker, int] = {}
-    planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=sink.event)
+    planner = Planner(options, coordination.node_of, loop, state=lambda: coordination.state, now=local.now, feed=sink.event)
     orders = Orders(cluster, coordination)
-    faults = Faults(drills, loop, cluster, sink)
+    faults = Faults(() if part.has_begun else part.drills, loop, cluster, sink)
     hangs = _watch_over_jobs(local, cluster, orders, coordination)
     stalls = _watch_over_scripts(local, cluster, coordination)
     processes.waits.watch(planner.awaited)
@@ -125,66 +81,43 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     units = Units(sink, coordination, planner, hangs, faults, log, orders)
     introductions = Introductions(orders.send)
     router = ReportRouter(loop, sink, coordination, processes.spawner, planner, hangs, stalls, units, introductions, explain)
-    start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
-    end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults, began.agreement)
-    executor = Executor(local, coordination, log, cluster, orders, reconciliation, planner, hangs, faults, end)
-    replication = Replication(local, began.agreement, began.listener, leader, cluster, quorum, coordination, hangs)
-    leaving = Leaving(local, coordination, leader, replication, end)
-    notices = NoticeSocket(loop, local.folder.path, sink) if began.listener is None else None
+    end = JobEnd(part, cluster, quorum, hangs, stalls, faults)
+    executor = Executor(part, cluster, orders, planner, hangs, stalls, faults, end)
+    replication = Replication(part, leader, quorum, hangs, end, other_jobs)
+    leaving = Leaving(part, leader, replication)
+    notices = NoticeSocket(loop, local.folder.path, sink) if part.listener is None else None
     return Agent(
-        *(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end, replication),
-        leaving,
-        notices,
+        *(part, leader, cluster, quorum, planner, stalls, router, executor, end, replication, leaving, notices),
     )
 
 
-def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
-    """Other agents where there may be some, and who waits for these."""
-    options, processes = local.options, local.processes
+def _others(part: Part) -> tuple[Leader, Quorum, OtherJobs]:
+    """Other agents where there may be some, who waits for these, and who hears of those of other jobs."""
+    local, options, processes = part.local, part.local.options, part.local.processes
     role = as_unicode(options.role)  # as the other agents' arrive here
     address = addresses.local_address(options.local_addr) if options.local_addr else ""
-    port = began.listener.port if began.listener is not None else 0
+    port = part.listener.port if part.listener is not None else 0
     us = AgentInfo(
-        began.number, socket.gethostname(), os.getpid(), options.n_ranks_per_node, role, options.node_rank, address, port
+        part.number, socket.gethostname(), os.getpid(), options.n_ranks_per_node, role, options.node_rank, address, port
     )
     roster = Roster(options, us, local.loop.clock(), local.report)
     where = str(processes.store.address)
     quorum = Quorum(roster, local.loop, where, local.sink, partial(job_started, options, local.folder))
+    store, log = processes.environments.store, part.agreement.log if part.agreement is not None else ""
     leader = Leader(
         local.loop,
         roster,
-        began.number,
-        processes.environments.run_id,
-        processes.environments.store,
-        began.agreement.log if began.agreement is not None else "",
+        quorum,
+        Welcome(part.number, part.number, store.host, store.port, processes.environments.run_id, log),
         options.detect_s,
         local.sink,
-        joined=quorum.joined,
-        lost=quorum.lost,
         stopped=processes.waits.look,
         reached=partial(_is_reached, processes),
-        waits=quorum.look,
-        are_enough=began.agreement.are_enough if began.agreement is not None else lambda numbers: True,
+        are_enough=part.agreement.are_enough if part.agreement is not None else lambda numbers: True,
     )
-    quorum.choose = leader.choose
-    if began.listener is not None:
-        leader.open(began.listener)
-        give_way(
-            began.listener,
-            roster,
-            leader,
-            lambda: began.coordination.job,
-            led_elsewhere=partial(_is_led_elsewhere, local),
-            is_younger=partial(other_jobs.is_younger, local),
-            waits=quorum.wait,
-        )
-    return leader, quorum
-
-
-def _is_led_elsewhere(local: LocalAgent, address: Address) -> None:
-    """This agent has begun no job yet, and is to join one."""
-    local.sink.say(f"the job of this endpoint goes on: it is led at {address}, and this agent joins it there")
-    other_jobs.joins(local, address, was_in=False)
+    if part.listener is not None:
+        leader.open(part.listener)
+    return leader, quorum, OtherJobs(part, roster, leader, quorum)
 
 
 def _is_reached(processes: Processes, address: str) -> None:

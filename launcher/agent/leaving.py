@@ -8,28 +8,21 @@ The others know who leads before this agent is gone, so its loss has not to be n
 from __future__ import annotations
 
 import signal
-from functools import partial
 
-from launcher.agent.coordination import Coordination
-from launcher.agent.job_end import JobEnd
+from launcher.agent.part import Part
 from launcher.agent.replication import Replication
 from launcher.cluster.leading.leader import Leader
 from launcher.joblog.events import AgentLost, Body, NoticeGiven
 from launcher.joblog.exit_codes import ending
-from launcher.processes.local_agent import LocalAgent
 
 
 class Leaving:
     """From the signal until another agent leads."""
 
-    def __init__(
-        self, local: LocalAgent, coordination: Coordination, leader: Leader, replication: Replication, end: JobEnd
-    ) -> None:
-        self._local = local
-        self._coordination = coordination
+    def __init__(self, part: Part, leader: Leader, replication: Replication) -> None:
+        self._local, self._coordination = part.local, part.coordination
         self._leader = leader
         self._replication = replication
-        self._end = end
         self.is_asked = False
         self._by: signal.Signals | None = None
         """The signal that this agent leaves by, while its ranks have not."""
@@ -50,7 +43,7 @@ class Leaving:
     def look(self, decided: Body) -> None:
         """Something has happened: that all ranks here have ended, or that this agent is none of the job's any more."""
         if isinstance(decided, AgentLost) and decided.agent.number == self._leader.number:
-            self._replication.depart(partial(self._end.apart, self._code))
+            self._replication.depart(self._code)
         else:
             self._look_at_ranks()
 

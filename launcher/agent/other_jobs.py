@@ -1,24 +1,105 @@
-"""What becomes of an agent that leads when it hears of another one that leads a job of the same run id, or its own."""
+"""Other jobs of the same run id, as an agent that leads hears of them: who has begun none joins one that lives; of two that
+have begun, each where nobody of the other could be heard, the younger one ends.
+
+here, and at the endpoint: LedBy, from who leads the other one; StillLives, from who looks for one that leads it
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.cluster.leading.redirects import LedElsewhere
+from launcher.agent.part import Part
+from launcher.cluster.endpoint_watch import EndpointWatch
+from launcher.cluster.leading.leader import Leader
+from launcher.cluster.leading.quorum import Quorum
+from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links.connect import Address
+from launcher.cluster.links.link import Link
+from launcher.cluster.wire import LedBy, StillLives
 from launcher.joblog.events import StopRequested
 from launcher.joblog.exit_codes import ExitCode
-from launcher.processes.local_agent import LocalAgent
+from odyssey.errors import OdysseyError
+from odyssey.protocol.frames import packed
 
 
-def joins(local: LocalAgent, address: Address, others: Sequence[Address] = (), *, was_in: bool) -> None:
-    """It becomes an agent that another one leads: it has begun no job, or (`was_in`) its own goes on with `others` in it."""
-    if local.code is None:
-        local.fail(LedElsewhere(address, others, was_in=was_in))
-        local.code = ExitCode.FAILED
+class LedElsewhere(OdysseyError):
+    """The job is led by another agent, at `address`, and this one is to join it. `was_in`: it was in the job before, as were
+    those at `others`."""
+
+    def __init__(self, address: Address, others: Sequence[Address] = (), *, was_in: bool) -> None:
+        super().__init__(f"the job of this endpoint is led at {address}", "join it there")
+        self.addresses = (address, *others)
+        self.was_in = was_in
 
 
-def is_younger(local: LocalAgent, address: Address) -> None:
-    """Two jobs have begun, each where nobody of the other could be heard, and the one that is led there did first."""
-    what = f"an older job of this --rdzv-id is led at {address}, so this one ends"
-    local.sink.event(StopRequested(what, ExitCode.FAILED, "start its agents again: they join the other one"))
+class OtherJobs:
+    """It hears of them where other agents can come in."""
+
+    def __init__(self, part: Part, roster: Roster, leader: Leader, quorum: Quorum) -> None:
+        self._part = part
+        self._roster = roster
+        self._leader = leader
+        self._quorum = quorum
+        self._endpoint: EndpointWatch | None = None
+        if part.listener is not None:
+            part.listener.give(LedBy, self._told)
+            part.listener.give(StillLives, self._lives)
+
+    def watch_endpoint(self, *, is_there: bool) -> None:
+        """From now on. `is_there`: this agent is at the endpoint."""
+        local, listener = self._part.local, self._part.listener
+        if listener is not None and self._endpoint is None:
+            every_s, words = local.options.detect_s / 2, self._words
+            self._endpoint = EndpointWatch(
+                *(local.loop, local.options, listener, words, self._answered, every_s), is_there=is_there
+            )
+
+    def _words(self, here: str) -> LedBy | None:
+        """None after the end."""
+        part = self._part
+        if part.local.code is not None or part.listener is None:
+            return None
+        address = self._leader.us.address or here
+        return LedBy(part.local.options.run_id, address, part.listener.port, part.coordination.job)
+
+    def _answered(self, words: LedBy) -> None:
+        """At the endpoint."""
+        ours = self._part.coordination.job
+        if self._roster.is_of(words.run_id) and words.job is not None and ours is not None and words.job < ours:
+            self._ends(words)
+
+    def _told(self, link: Link, words: LedBy) -> None:
+        part, ours = self._part, self._part.coordination.job
+        if self._roster.is_of(words.run_id) and not self._roster.has_begun:
+            at = Address(words.host, words.port)
+            self._leader.end(words)
+            part.local.sink.say(f"the job of this endpoint goes on: it is led at {at}, and this agent joins it there")
+            self.joins(at, was_in=False)
+        elif self._roster.is_of(words.run_id) and ours is not None and words.job is not None and words.job != ours:
+            if words.job < ours:
+                self._ends(words)
+            elif (answer := self._words(link.addresses[0])) is not None:
+                link.send(packed(answer))
+        link.close()
+
+    def _lives(self, link: Link, words: StillLives) -> None:
+        link.close()
+        if self._roster.is_of(words.run_id) and not self._roster.has_begun:
+            self._quorum.wait()
+
+    def joins(self, address: Address, others: Sequence[Address] = (), *, was_in: bool) -> None:
+        """Another one leads this agent from now on, which has begun no job, or (`was_in`) whose own goes on, with `others`."""
+        local = self._part.local
+        if local.code is None:
+            local.fail(LedElsewhere(address, others, was_in=was_in))
+            local.code = ExitCode.FAILED
+
+    def _ends(self, older: LedBy) -> None:
+        what = f"an older job of this --rdzv-id is led at {Address(older.host, older.port)}, so this one ends"
+        help = "start its agents again: they join the other one"
+        self._part.local.sink.event(StopRequested(what, ExitCode.FAILED, help))
+
+    def close(self) -> None:
+        """The endpoint is not looked at any more."""
+        if self._endpoint is not None:
+            self._endpoint.close()

@@ -46,7 +46,7 @@ class Reconciliation:
         """The process that it has here is the one that the state counts on, or is ended."""
         here, coordination = self._processes.ranks.get(rank), self._coordination
         is_ours = coordination.home_of(rank) == self._agent
-        wanted = coordination.process_of(rank) if is_ours and coordination.lives(rank) else None
+        wanted = coordination.process_of(rank) if is_ours else None
         if here is not None and here.number != wanted:
             self._processes.kill_rank(rank, None)
             if not is_ours:

@@ -34,10 +34,6 @@ def owner_of_folder(local: LocalAgent, number: int, started: JobStarted, leader:
 def answer_commands(local: LocalAgent, listener: Listener, leader: Callable[[], int]) -> None:
     """From now on, whatever the agent's role is then. `leader()`: who leads where this agent does not."""
 
-    def pids() -> dict[Rank, int]:
-        found = {rank: local.processes.pid_here(rank) for rank in local.processes.ranks}
-        return {rank: pid for rank, pid in found.items() if pid is not None}
-
     def end(now: bool) -> Answer:
         return Ending(local.end(now)) if local.decides else NotLeading(leader())
 
@@ -47,6 +43,12 @@ def answer_commands(local: LocalAgent, listener: Listener, leader: Callable[[], 
         local.sink.event(notice(ask))
         return Noted()
 
+    def pids() -> dict[Rank, int]:
+        return local.own_ranks.pids(local.processes.ranks)
+
+    def is_ending() -> bool:
+        return local.code is not None
+
     local.owes = CommandServer(
-        local.loop, listener, local.folder.path, pids=pids, end=end, leave=leave, is_ending=lambda: local.code is not None
+        local.loop, listener, local.folder.path, pids=pids, end=end, leave=leave, is_ending=is_ending
     ).owes

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
-from launcher.agent.drills import Drill, parse
+from launcher.agent.drills import parse
 from launcher.agent.job_log import Watch
-from launcher.agent.leading import founding, founding_anew, leading, taking_over
-from launcher.agent.succession import Succession
+from launcher.agent.leading import founding, leading
+from launcher.agent.member import Member
+from launcher.agent.other_jobs import LedElsewhere
+from launcher.agent.part import Part
 from launcher.cluster import endpoint
-from launcher.cluster.leading.redirects import LedElsewhere
-from launcher.cluster.led.member import Member
 from launcher.cluster.links import secret
-from launcher.cluster.links.connect import Address
 from launcher.host.fitness import child
 from launcher.host.fitness.findings import HostReport
 from launcher.joblog import torch_events
@@ -26,7 +24,6 @@ from launcher.processes import environment as environments
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent, Role
 from odyssey.plan.worker import Rank
-from perfmodel.profile.profile import Profile
 
 Output = Callable[[Rank, str, bytes], None]
 
@@ -59,33 +56,17 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
     listener = endpoint.host_or_join(options)
     try:
         local = LocalAgent(options, listener, output, report)
-        led = partial(_led, key=key, watch=watch, drills=drills, profile=profile)
-        role: Role
-        role = leading(local, founding(local, listener, key, watch), drills, profile) if listener is not None else led(local)
+        part = Part(local, watch, drills, profile)
+        role: Role = leading(founding(part, listener, key)) if listener is not None else Member(part, key)
         while True:
             try:
                 return local.run(role)
             except LedElsewhere as error:
                 local = LocalAgent(options, None, output, report)
-                role = led(local, error.addresses, was_in=error.was_in)
+                role = Member(Part(local, watch, drills, profile), key, error.addresses, was_in=error.was_in)
     finally:
         if listener is not None:
             listener.close()
-
-
-def _led(
-    local: LocalAgent,
-    elsewhere: Sequence[Address] = (),
-    *,
-    key: bytes,
-    watch: Watch,
-    drills: tuple[Drill, ...],
-    profile: Profile | None,
-    was_in: bool = False,
-) -> Member:
-    """`elsewhere`, `was_in`: as for Succession."""
-    found = partial(_found, local, drills, profile)
-    return Succession(local, key, watch, partial(_take_over, local), found, elsewhere, was_in=was_in).member
 
 
 def _checked(options: RunOptions, watch: Watch) -> HostReport:
@@ -94,27 +75,3 @@ def _checked(options: RunOptions, watch: Watch) -> HostReport:
     n_ranks = options.n_nodes * options.n_ranks_per_node
     environment = environments.for_all(os.environ, n_ranks)
     return child.report(n_ranks, options.log_dir, environment, options.join_timeout_s / 2)
-
-
-def _found(local: LocalAgent, drills: tuple[Drill, ...], profile: Profile | None, succession: Succession) -> None:
-    """The agent that led is gone before the job began, and it begins here."""
-    local.processes.environments.store = local.processes.store.serve_here(succession.member.here)
-    agent = leading(local, founding_anew(local, succession), drills, profile)
-    local.become(agent)
-    agent.start_elsewhere()
-
-
-def _take_over(local: LocalAgent, succession: Succession) -> None:
-    """From here on this agent leads."""
-
-    local.processes.environments.store = local.processes.store.serve_here(succession.member.here)
-    agent = leading(local, taking_over(succession), (), None)
-    local.become(agent)
-    reported, processes = succession.member.reported, succession.coordination.processes_at(succession.number)
-    rank_of = {number: rank for rank, number in processes.items()}
-    said = [(rank_of[message.process], message.report) for message in reported.said() if message.process in rank_of]
-    ends = [event for number in rank_of for event in reported.ends(number)]
-    agent.take_over(succession.leader, said, ends, succession.ended)
-    if succession.member.leaves_by is not None:
-        agent.leave(succession.member.leaves_by)
-    succession.retell()

@@ -6,6 +6,7 @@ from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
 from launcher.agent.job_log import JobLog
 from launcher.agent.orders import Orders
+from launcher.coordinator.state import Status
 from launcher.health.job_hangs import JobHangs
 from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import UnitFinal
@@ -66,7 +67,7 @@ class Units:
             expected_s = coordination.expected_step_s
             self._faults.on_step(result.position[0] + 1, unit.unit_s if expected_s is None else min(expected_s, unit.unit_s))
             self._untold, self._n_untold = unit, self._n_untold + 1
-            if self._n_untold < STEPS_OF_AN_ENTRY and not coordination.waits_for_unit:
+            if self._n_untold < STEPS_OF_AN_ENTRY and coordination.state.status is not Status.FINISHING:
                 return
             self.untold()
         self._sink.event(UnitFinal(result), f"rank {unit.rank}", unit.generation)

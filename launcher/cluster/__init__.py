@@ -2,7 +2,7 @@
 
 endpoint.py  where they meet, and who leads at first; endpoint_watch.py: that no other job begins there
 leading/     at the agent that leads: who comes, who is lost, all ranks of the job
-led/         at the others: a member, and how it finds and holds on to the one that leads
+led/         at the others: how they find and hold on to the one that leads
 agreement.py the log that all agents keep together (../consensus); mesh.py: their links for it
 listener.py where other agents come in
 command_server.py  commands of `odyssey` from other hosts come in there, too

@@ -6,7 +6,7 @@ propose ─► decided by a quorum ─► Hearer.decided at every agent, in one 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from random import Random
 from typing import Protocol
 
@@ -51,17 +51,20 @@ class Hearer(Protocol):
 
 
 class Agreement:
-    """`me`: this agent's number; `log`: which one it is. `hearer` is set by whoever has it, before anything is agreed upon."""
+    """`where`: all agents are reached; `me`: this one's number; `log`: which one it is. `hearer` is set by whoever has it,
+    before anything is agreed upon."""
 
     hearer: Hearer
 
-    def __init__(self, loop: Loop, listener: Listener, me: int, detect_s: float, log: str) -> None:
+    def __init__(
+        self, loop: Loop, listener: Listener, where: Mapping[int, Address], me: int, detect_s: float, log: str
+    ) -> None:
         self.me = me
         self.log = log
         self._loop = loop
         self._beat_s = detect_s / N_BEATS
         self._clock = OwnClock(loop, 2 * self._beat_s)
-        self._mesh = Mesh(loop, listener, me, log, self._received)
+        self._mesh = Mesh(listener, where, me, log, self._received)
         self._node = Node(me, Random(), 0.0, heartbeat_s=self._beat_s, election_s=detect_s)
         self._pending: deque[bytes] = deque()
         """Proposed while this agent did not lead: decided if it leads again."""
@@ -71,10 +74,6 @@ class Agreement:
         self._leaves = False
         self._timer: Timer | None = None
         self._is_over = False
-
-    def know(self, number: int, address: Address) -> None:
-        """Where another agent is reached."""
-        self._mesh.know(number, address)
 
     # -- as the one that leads -----------------------------------------------------------------------------------------
 

@@ -73,11 +73,7 @@ class EndpointWatch:
     def _connect(self, found: list[Address]) -> None:
         self._resolving = None
         self._hang_up()
-        key, port = self._listener.key, self._listener.endpoint_port
-        for at in found:
-            self._connectors.append(
-                Connector(self._loop, [at], key, port, connected=self._tell, failed=lambda why, is_refused: None)
-            )
+        self._connectors += [self._listener.dial(at, self._tell, lambda why, is_refused: None) for at in found]
 
     def _tell(self, link: Link, address: Address) -> None:
         self._links.append(link)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.cluster.links.accept import Acceptor
+from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
 from launcher.cluster.wire import MAX_FIRST_BYTES, FirstWords
 from launcher.host.loop import Loop
@@ -21,6 +22,7 @@ class Listener:
     """`key`: the secret's; `endpoint_port`: of the job; `port`: where this agent listens."""
 
     def __init__(self, loop: Loop, listener: socket.socket, key: bytes, endpoint_port: int) -> None:
+        self._loop = loop
         self.key = key
         self.endpoint_port = endpoint_port
         self.port = int(listener.getsockname()[1])
@@ -34,6 +36,12 @@ class Listener:
         self._takers[words] = taker
         if close is not None:
             self._closing.append(close)
+
+    def dial(
+        self, address: Address, connected: Callable[[Link, Address], None], failed: Callable[[str, bool], None]
+    ) -> Connector:
+        """Another agent of the job; the rest is as for Connector."""
+        return Connector(self._loop, [address], self.key, self.endpoint_port, connected=connected, failed=failed)
 
     def _arrived(self, link: Link, body: bytes) -> None:
         try:

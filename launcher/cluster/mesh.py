@@ -6,7 +6,7 @@ What is said over a link that breaks is lost: the consensus says it again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
@@ -14,32 +14,32 @@ from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Greet
 from launcher.consensus.messages import Message
 from launcher.consensus.node import ProtocolError
-from launcher.host.loop import Loop
 from odyssey.codec import Malformed, Packed
 from odyssey.protocol.frames import MAX_FRAME_BYTES, packed
 
 MAX_QUEUED = 64
 """Messages for an agent that is being connected to; the oldest are lost first."""
 _message = Packed(Message)
+Received = Callable[[int, Message], None]
 
 
 class _Peer:
     """Another agent. `link`: from us to it; it has one of its own to us."""
 
-    def __init__(self, address: Address) -> None:
-        self.address = address
+    def __init__(self) -> None:
         self.link: Link | None = None
         self.connector: Connector | None = None
         self.queued: deque[bytes] = deque(maxlen=MAX_QUEUED)
 
 
 class Mesh:
-    """`received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `me`: our number;
-    `log`: which one it is about. Agents of another job, which may have been reached here before, are not heard."""
+    """`received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `where`: agents are
+    reached; `me`: our number; `log`: which one it is about. Agents of another job, which may have been reached here before, are
+    not heard."""
 
-    def __init__(self, loop: Loop, listener: Listener, me: int, log: str, received: Callable[[int, Message], None]) -> None:
-        self._loop = loop
+    def __init__(self, listener: Listener, where: Mapping[int, Address], me: int, log: str, received: Received) -> None:
         self._listener = listener
+        self._where = where
         self._me = me
         self._log = log
         self._received = received
@@ -47,30 +47,20 @@ class Mesh:
         self._incoming: dict[int, Link] = {}
         listener.give(Greet, self._greeted)
 
-    def know(self, number: int, address: Address) -> None:
-        """Where an agent is reached. The first word counts."""
-        if number != self._me:
-            self._peers.setdefault(number, _Peer(address))
-
     def send(self, number: int, message: Message) -> None:
         """Now, or when its link is there. Nothing, where nobody knows where it is."""
-        peer = self._peers.get(number)
-        if peer is None:
+        if number not in self._where:
             return
+        peer = self._peers.setdefault(number, _Peer())
         body = packed(message)
         if peer.link is not None and peer.link.is_open:
             peer.link.send(body)
             return
         peer.queued.append(body)
         if peer.connector is None:
-            key, port = self._listener.key, self._listener.endpoint_port
-            peer.connector = Connector(
-                self._loop,
-                [peer.address],
-                key,
-                port,
-                connected=lambda link, _address: self._connected(peer, link),
-                failed=lambda _why, _is_refused: self._failed(peer),
+            at = self._where[number]
+            peer.connector = self._listener.dial(
+                at, lambda link, _address: self._connected(peer, link), lambda _why, _is_refused: self._failed(peer)
             )
 
     def _connected(self, peer: _Peer, link: Link) -> None:

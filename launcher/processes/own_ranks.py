@@ -21,7 +21,8 @@ class OwnRanks:
         self._processes = processes
         self._reading: WorkerThread[dict[Rank, Stack]] | None = None
 
-    def _pids(self, ranks: Iterable[Rank]) -> dict[Rank, int]:
+    def pids(self, ranks: Iterable[Rank]) -> dict[Rank, int]:
+        """Of those that live."""
         found = {rank: self._processes.pid_here(rank) for rank in ranks}
         return {rank: pid for rank, pid in found.items() if pid is not None}
 
@@ -29,14 +30,14 @@ class OwnRanks:
         """Of those that live; none of who stands still because this agent has it do so. `elsewhere`: addresses of the hosts of
         other ranks."""
         here = self._processes.ranks
-        pids = self._pids(rank for rank in ranks if rank in here and here[rank].handle not in self._processes.stillness)
-        exchanged = between_ranks(self._pids(self._processes.ranks), self._processes.environments.store.port, elsewhere)
+        pids = self.pids(rank for rank in ranks if rank in here and here[rank].handle not in self._processes.stillness)
+        exchanged = between_ranks(self.pids(self._processes.ranks), self._processes.environments.store.port, elsewhere)
         return sample(pids, lambda rank: here[rank].n_bytes, exchanged)
 
     def read_stacks(self, ranks: Iterable[Rank], done: Callable[[dict[Rank, Stack]], None]) -> None:
         """`done(stacks)`: of those that live. Nothing more comes of an earlier request."""
         self.close()
-        pids, reading = self._pids(ranks), Reading()
+        pids, reading = self.pids(ranks), Reading()
 
         def work() -> dict[Rank, Stack]:
             try:

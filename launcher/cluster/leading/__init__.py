@@ -6,5 +6,4 @@ leader.py    takes others in; sessions.py: what connects them; silence.py: who i
              notices.py: what it says to people
 cluster.py   all ranks of the job: one way to address them
 inspection.py what they do, asked of each agent
-redirects.py from where the job is not led any more, to who leads it
 """

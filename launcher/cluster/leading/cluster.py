@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.remote_agent import RemoteAgent, RemoteRank
-from launcher.cluster.wire import JobIsOver
+from launcher.cluster.wire import FromLeader, JobIsOver, KillAll, Signal
 from launcher.host.proc import Vitals
 from launcher.joblog.events import Cause, Event
 from launcher.processes.rank_process import RankProcess
@@ -26,10 +26,6 @@ class Cluster:
         self._here = here
         self._leader = leader
         self._agent_of = agent_of
-
-    def _homes(self) -> Iterator[Home]:
-        yield self._here
-        yield from self._leader.agents.values()
 
     def _home(self, rank: Rank) -> Home | None:
         """None where it has had no process that is known here."""
@@ -114,13 +110,17 @@ class Cluster:
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on to every rank."""
-        for home in self._homes():
-            home.pass_on(number)
+        self._here.pass_on(number)
+        self._tell_others(Signal(number))
 
     def kill_all(self) -> None:
         """SIGKILL to every rank."""
-        for home in self._homes():
-            home.kill_all()
+        self._here.kill_all()
+        self._tell_others(KillAll())
+
+    def _tell_others(self, message: FromLeader) -> None:
+        for agent in self._leader.agents.values():
+            agent.tell(message)
 
     def end(self, number: signal.Signals, code: int, reason: str, help: str, story: tuple[Event, ...]) -> None:
         """End all: the log has ended, so nothing is told any more."""
@@ -135,8 +135,5 @@ class Cluster:
     @property
     def have_ended(self) -> bool:
         """No rank is left, and none is still to come; after the end no other agent either."""
-        return all(home.have_ended for home in self._homes()) and self._leader.have_left
-
-    def close(self) -> None:
-        """No connection is left."""
-        self._leader.close()
+        others_have = all(agent.have_ended for agent in self._leader.agents.values())
+        return self._here.have_ended and others_have and self._leader.have_left

@@ -6,12 +6,13 @@ a session (sessions.py) ─► Roster ─► Welcome, WaitForPlace or Refused �
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from msgspec.structs import replace
 
+from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.leading.remote_agent import RemoteAgent
 from launcher.cluster.leading.roster import Roster
 from launcher.cluster.leading.sessions import Sessions
@@ -20,11 +21,10 @@ from launcher.cluster.links.connect import Address
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
 from launcher.cluster.listener import Listener
-from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, LedBy, Others, WaitForPlace
+from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, Known, LedBy, Others, WaitForPlace, Welcome
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import AgentInfo
-from launcher.processes.store import StoreAddress
 from odyssey.plan.worker import Rank
 
 
@@ -41,41 +41,36 @@ class _TakeOver:
 
 
 class Leader:
-    """`joined(agent)`, `lost(agent, why)`: of agents; `stopped()`: a rank of one of them was stopped, or goes on again;
-    `reached(address)`: by which of this host's addresses a member has come; `waits()`: one has come, and has no place yet;
+    """`quorum` hears who comes and goes; `welcome`: to members, but for their numbers; `stopped()`: a rank of one of them was
+    stopped, or goes on again; `reached(address)`: by which of this host's addresses a member has come;
     `are_enough(numbers)`: whether these agents can decide who is lost.
 
-    Where a job has only this agent nobody else can come, and there is nothing else to it. `number`: this agent's;
-    `log`: the name of the one that all agents keep.
+    Where a job has only this agent nobody else can come, and there is nothing else to it.
     """
 
     def __init__(
         self,
         loop: Loop,
         roster: Roster,
-        number: int,
-        run_id: str,
-        store: StoreAddress,
-        log: str,
+        quorum: Quorum,
+        welcome: Welcome,
         detect_s: float,
         sink: EventSink,
         *,
-        joined: Callable[[AgentInfo], None],
-        lost: Callable[[AgentInfo, str], None],
         stopped: Callable[[], None],
         reached: Callable[[str], None],
-        waits: Callable[[], None],
         are_enough: Callable[[set[int]], bool],
     ) -> None:
         self._loop = loop
         self._roster = roster
-        self._welcome = number, store, run_id, log
+        self._quorum = quorum
+        quorum.choose = self.choose
+        self._welcome = welcome
+        self.number = welcome.leader
+        """This agent's."""
         self._sink = sink
-        self._joined = joined
-        self._lost = lost
         self._stopped = stopped
         self._reached = reached
-        self._waits = waits
         self.agents: dict[int, RemoteAgent] = {}
         """By number, all that were ever taken in."""
         heard_at = partial(self._enough_heard_at, are_enough)
@@ -90,11 +85,6 @@ class Leader:
     def open(self, listener: Listener) -> None:
         """Take other agents."""
         self._sessions.open(listener)
-
-    @property
-    def number(self) -> int:
-        """This agent's."""
-        return self._welcome[0]
 
     # -- who comes -----------------------------------------------------------------------------------------------------
 
@@ -114,8 +104,8 @@ class Leader:
             self._roster.attached(info, words.session, words.report)
             agent = self._take_in(session, words, info)
             agent.adopt(self._take_over.processes_at(info.number), words.told)
-            if isinstance(self._over, JobIsOver):
-                agent.send_home(self._over)
+            if self._over is not None:
+                agent.tell(self._over)
             if not self._take_over.awaited:
                 self._has_taken_over()
             return
@@ -129,7 +119,7 @@ class Leader:
             self._reached(here)
             self._take_in(session, join, answer)
             self._introduce(answer)
-            self._joined(answer)
+            self._quorum.joined(answer)
             return
         session.send(answer)
         if isinstance(answer, WaitForPlace):
@@ -138,7 +128,7 @@ class Leader:
             self._offer_later(join)
             session.handle(lambda message: None, lambda why: self._give_up(session))
             self._tell_waiting()
-            self._waits()
+            self._quorum.look()
         else:
             self._sink.say(f"refused an agent of {join.host} (process {join.pid}): {answer.what}")
 
@@ -149,7 +139,7 @@ class Leader:
 
         agent = RemoteAgent(info, session, self._sink, lost=lost, stopped=self._stopped)
         self.agents[info.number] = agent
-        agent.welcome(*self._welcome)
+        agent.welcome(self._welcome)
         self._tell_waiting()
         return agent
 
@@ -158,9 +148,10 @@ class Leader:
         if self._roster.has_begun:
             return
         its, others = self.agents[info.number], [agent for agent in self._here() if agent.info.number != info.number]
-        its.introduce([agent.info for agent in others])
+        if others:
+            its.tell(_known(agent.info for agent in others))
         for agent in others:
-            agent.introduce([info])
+            agent.tell(_known([info]))
 
     def _tell_waiting(self) -> None:
         others = [its for its in self._roster.agents.values() if its.address and its.number != self.number]
@@ -223,7 +214,7 @@ class Leader:
         self._roster.leave(info.number, self._loop.clock(), is_own_loss=is_own_loss)
         if self._is_over:
             return
-        self._lost(info, why)
+        self._quorum.lost(info, why)
         self._offer_places()
         self._tell_waiting()
 
@@ -236,7 +227,7 @@ class Leader:
                 del self._waiting[waiting]
                 self._take_in(waiting, join, answer)
                 self._introduce(answer)
-                self._joined(answer)
+                self._quorum.joined(answer)
             else:
                 self._offer_later(join)
 
@@ -271,21 +262,14 @@ class Leader:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def end(self, over: JobIsOver) -> None:
-        """Send all home, also those that are still to come to it. Their connections end when their ranks have."""
+    def end(self, over: JobIsOver | LedBy) -> None:
+        """Send all home, or to where the job that would begin here goes on; those too that are still to come. Connections to
+        members end when their ranks have."""
         self._over = over
         for waiting in self._waiting:
             waiting.send(self._farewell)
         for agent in self._here():
-            agent.send_home(over)
-
-    def send_on(self, to: LedBy) -> None:
-        """The job that would begin here goes on elsewhere: all who have come go there."""
-        self._over = to
-        for waiting in self._waiting:
-            waiting.send(to)
-        for agent in self._here():
-            agent.send_on(to)
+            agent.tell(over)
 
     def leave(self) -> None:
         """Wait no longer for members to end: they find themselves alone, if they find anything."""
@@ -320,3 +304,7 @@ class Leader:
         """No connection is left, and nobody else's ranks are known any more."""
         self._sessions.close()
         self.agents.clear()
+
+
+def _known(agents: Iterable[AgentInfo]) -> Known:
+    return Known(tuple((its.number, its.address, its.port) for its in agents))

@@ -54,12 +54,8 @@ class Quorum:
             self._sink.say(f"{text}: an earlier job of this --rdzv-id that goes on elsewhere is heard of until then")
         self.look()
 
-    def take_over(self) -> None:
-        """The job has begun under another agent."""
-        self._is_over = True
-
     def end(self) -> None:
-        """The job ends before it has begun, or after."""
+        """The job has begun under another agent, or ends before it has begun, or after."""
         self._is_over = True
 
     def wait(self) -> None:

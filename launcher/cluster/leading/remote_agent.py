@@ -19,18 +19,14 @@ from launcher.cluster.leading.notices import Notices
 from launcher.cluster.links.session import Session
 from launcher.cluster.wire import (
     DrillRank,
+    FromLeader,
     FromMember,
     FromRank,
     Happened,
-    JobIsOver,
-    KillAll,
-    Known,
     Leaving,
-    LedBy,
     Notice,
     ReadStacks,
     Samples,
-    Signal,
     StacksRead,
     Stopped,
     TakeSamples,
@@ -43,7 +39,6 @@ from launcher.health.stalls import Sample
 from launcher.host.proc import Vitals
 from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import AgentInfo, Cause, NoticeGiven, RankExited, RankLost, RankStarted
-from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
 from odyssey.plan.worker import Rank
 from odyssey.protocol.reports import is_of
@@ -97,15 +92,14 @@ class RemoteAgent:
         self._asked: dict[tuple[int, type], Callable[[dict[Rank, Any]], None]] = {}
         """What it has not answered yet: by number and kind of answer, who waits for it."""
 
-    def welcome(self, leader: int, store: StoreAddress, run_id: str, log: str) -> None:
-        """It is in. From here on it is heard. `leader`: our number."""
-        self._session.send(Welcome(self.info.number, leader, store.host, store.port, run_id, log))
+    def welcome(self, welcome: Welcome) -> None:
+        """It is in, by its number. From here on it is heard."""
+        self._session.send(replace(welcome, number=self.info.number))
         self._session.handle(self._received, self._is_lost)
 
-    def introduce(self, others: Sequence[AgentInfo]) -> None:
-        """Other agents of the job, before that has begun."""
-        if others:
-            self._session.send(Known(tuple((its.number, its.address, its.port) for its in others)))
+    def tell(self, message: FromLeader) -> None:
+        """What concerns no single rank of it."""
+        self._session.send(message)
 
     @property
     def heard_at(self) -> float:
@@ -256,22 +250,6 @@ class RemoteAgent:
     def drill(self, rank: Rank, number: int) -> None:
         """A signal on purpose: what follows comes as if it had happened by itself."""
         self._session.send(DrillRank(rank, number))
-
-    def pass_on(self, number: int) -> None:
-        """Pass a signal on to all ranks."""
-        self._session.send(Signal(number))
-
-    def kill_all(self) -> None:
-        """SIGKILL to every rank."""
-        self._session.send(KillAll())
-
-    def send_home(self, over: JobIsOver) -> None:
-        """The job is over. The connection ends when the agent's ranks have."""
-        self._session.send(over)
-
-    def send_on(self, to: LedBy) -> None:
-        """Another agent leads it from now on."""
-        self._session.send(to)
 
     @property
     def have_ended(self) -> bool:

@@ -31,6 +31,10 @@ class Roster:
     def __init__(self, options: RunOptions, leader: AgentInfo, now: float, report: HostReport | None = None) -> None:
         """`leader`: this agent; `report`: on its host, where hosts are to be compared."""
         self._options = options
+        self.most = options.max_agents
+        """How many there may be."""
+        self.patience_s = options.join_timeout_s
+        """How long too few are waited for."""
         self._began = now
         self._enough_since: float | None = None
         self._next_number = leader.number + 1
@@ -208,19 +212,9 @@ class Roster:
         return 1 + len(self.comparison.joins) if self.comparison is not None and self.is_comparing else len(self.agents)
 
     @property
-    def most(self) -> int:
-        """How many there may be."""
-        return self._options.max_agents
-
-    @property
-    def patience_s(self) -> float:
-        """How long too few are waited for."""
-        return self._options.join_timeout_s
-
-    @property
     def gives_up_at(self) -> float:
         """When too few will not be waited for any longer."""
-        return self._began + self._options.join_timeout_s
+        return self._began + self.patience_s
 
     def missing(self) -> str:
         """Who has not come, for people: `node ranks 1 and 3` where they are known, else how many."""

@@ -106,8 +106,7 @@ class Sessions:
                 self._loop.later(LOOK_AGAIN_S, lambda: self._look_again(address, session, why))
 
         if session not in self._connectors:
-            key, port = self._listener.key, self._listener.endpoint_port
-            self._connectors[session] = Connector(self._loop, [address], key, port, connected=answered, failed=failed)
+            self._connectors[session] = self._listener.dial(address, answered, failed)
 
     def _look_again(self, address: Address, session: Session, why: str) -> None:
         if session in self._by_token.values() and not session.is_over and not session.has_link:

@@ -31,7 +31,6 @@ from launcher.cluster.wire import (
     Unknown,
 )
 from launcher.host.loop import Loop, Timer
-from launcher.host.own_clock import OwnClock
 from odyssey.codec import Malformed, Packed
 from odyssey.protocol.frames import packed
 
@@ -50,11 +49,6 @@ def limits_text(detect_s: float) -> str:
         f"{detect_s:g} s; in place of one that led another is elected in {detect_s:g} to {2 * detect_s:g} s more; ranks that "
         f"nobody leads end after {HOLD_DETECTS * detect_s:g} s"
     )
-
-
-def hold_limit(loop: Loop, detect_s: float, call: Callable[[], None]) -> Timer:
-    """Call `call` when ranks have been held for long enough, time in which this agent stands still aside."""
-    return OwnClock(loop, 2 * detect_s / N_BEATS).later(HOLD_DETECTS * detect_s, call)
 
 
 class LeaderSession:

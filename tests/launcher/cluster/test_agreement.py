@@ -32,7 +32,8 @@ class Agent:
         server_socket = addresses.listen("127.0.0.1", socket.AF_INET, [0])
         self.address = Address("127.0.0.1", int(server_socket.getsockname()[1]))
         self.listener = Listener(loop, server_socket, KEY, PORT)
-        self.agreement = Agreement(loop, self.listener, number, 0.5, "a log")
+        self.where: dict[int, Address] = {}
+        self.agreement = Agreement(loop, self.listener, self.where, number, 0.5, "a log")
         self.agreement.hearer = self
         self.is_gone = False
 
@@ -72,7 +73,7 @@ class Agents:
         self.all += new
         for one in self.all:
             for other in self.all:
-                one.agreement.know(other.number, other.address)
+                one.where[other.number] = other.address
         return new
 
     @property

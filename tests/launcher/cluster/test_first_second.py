@@ -60,7 +60,9 @@ def test_an_agent_is_stopped_for_a_while_when_others_are_awaited(start: Callable
 def test_an_agent_is_struck_when_the_job_begins(
     start: Callable[..., Agent], how: signal.Signals, event: str, struck: int
 ) -> None:
-    agents = [*come(start, 2, nnodes="2:3"), start(*PROGRAM, **(GIVEN | {"nnodes": "2:3"}))]
+    """With all three, however late the last one comes: of two, one could not go on without the one that leads."""
+    given = GIVEN | {"nnodes": "2:3", "rdzv_conf": "last_call_timeout=100"}
+    agents = [*come(start, 2, **given), start(*PROGRAM, **given)]
     agents[0].until(lambda line: event in line)
     agents[struck].process.send_signal(how)
     assert_others_end_well(agents, struck)

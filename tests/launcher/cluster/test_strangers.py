@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,10 +23,10 @@ import psutil
 import pytest
 import torch
 
+from launcher.agent.other_jobs import LedElsewhere, OtherJobs
 from launcher.cluster import wire
 from launcher.cluster.leading import notices
 from launcher.cluster.leading.leader import Leader
-from launcher.cluster.leading.redirects import give_way
 from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links import accept, addresses, secret
 from launcher.cluster.links.authentication import Denied
@@ -37,9 +38,9 @@ from launcher.health.stalls import Sample
 from launcher.host.fitness.findings import Device, HostReport
 from launcher.host.loop import Loop
 from launcher.joblog.event_sink import EventSink, Sender
-from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, RankExited, RankLost, RankStarted
+from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, RankExited, RankLost, RankStarted, StopRequested
 from launcher.options import RunOptions
-from launcher.processes.store import StoreAddress
+from odyssey.errors import OdysseyError
 from odyssey.protocol.frames import frame
 from odyssey.protocol.reports import Finished, Report
 from tests import exactness, reference
@@ -121,38 +122,38 @@ class LeaderOnALoop:
         sink = EventSink()
         sink.read_by(self)
         self.led_elsewhere: list[Address] = []
+        quorum: Any = SimpleNamespace(
+            joined=self.joined.append,
+            lost=lambda agent, why: self.lost.append((agent.number, why)),
+            look=lambda: None,
+            wait=lambda: self.said.append("waits"),
+        )
         self.within = Leader(
             self.loop,
             self.roster,
-            0,
-            "",
-            StoreAddress("127.0.0.1", PORT),
-            "a log",
+            quorum,
+            wire.Welcome(0, 0, "127.0.0.1", PORT, "", "a log"),
             1e9,
             sink,
-            joined=self.joined.append,
-            lost=lambda agent, why: self.lost.append((agent.number, why)),
             stopped=lambda: None,
             reached=lambda address: None,
-            waits=lambda: None,
             are_enough=lambda numbers: True,
         )
         server_socket = addresses.listen("127.0.0.1", socket.AF_INET, [0])
         self.address = server_socket.getsockname()
         self.listener = Listener(self.loop, server_socket, KEY, PORT)
         self.within.open(self.listener)
-        self.older: list[Address] = []
-        self.job: WhichJob | None = None
-        give_way(
-            self.listener,
-            self.roster,
-            self.within,
-            lambda: self.job,
-            led_elsewhere=self.led_elsewhere.append,
-            is_younger=self.older.append,
-            waits=lambda: self.said.append("waits"),
+        self.part: Any = SimpleNamespace(
+            local=SimpleNamespace(options=options, sink=sink, code=None, fail=self._fail),
+            listener=self.listener,
+            coordination=SimpleNamespace(job=None),
         )
+        OtherJobs(self.part, self.roster, self.within, quorum)
         self.connections: list[socket.socket] = []
+
+    def _fail(self, error: OdysseyError) -> None:
+        assert isinstance(error, LedElsewhere)
+        self.led_elsewhere += error.addresses
 
     def take(self, body: Body, origin: str, generation: int | None) -> None:
         self.fed.append(body)
@@ -511,7 +512,7 @@ def test_who_would_begin_a_job_that_goes_on_elsewhere_sends_all_there(leader: Le
 
 
 def test_of_two_jobs_that_have_begun_the_younger_one_ends(leader: LeaderOnALoop) -> None:
-    leader.roster.has_begun, leader.job = True, WhichJob(5.0, "h1:7")
+    leader.roster.has_begun, leader.part.coordination.job = True, WhichJob(5.0, "h1:7")
     older, same, younger = WhichJob(4.0, "h9:1"), WhichJob(5.0, "h1:7"), WhichJob(5.0, "h2:7")
     for job, found, answer in ((None, 0, False), (same, 0, False), (younger, 0, True), (older, 1, False)):
         peer = leader.peer()
@@ -520,10 +521,11 @@ def test_of_two_jobs_that_have_begun_the_younger_one_ends(leader: LeaderOnALoop)
         leader.turn()
         if answer:
             words = msgspec.msgpack.decode(peer.hear_frame(), type=wire.LedBy)
-            assert words == wire.LedBy("", "127.0.0.1", leader.address[1], leader.job)
+            assert words == wire.LedBy("", "127.0.0.1", leader.address[1], leader.part.coordination.job)
         assert leader.ends(peer.connection)
-        assert len(leader.older) == found
-    assert leader.older == [Address("10.0.0.7", 5)] and not leader.led_elsewhere
+        assert len(leader.fed) == found
+    (stop,) = leader.fed
+    assert isinstance(stop, StopRequested) and "led at 10.0.0.7:5" in stop.reason and not leader.led_elsewhere
 
 
 def test_who_would_begin_a_job_hears_that_one_lives_that_nobody_leads(leader: LeaderOnALoop) -> None:
