@@ -279,7 +279,7 @@ class ReplicaGroup(dist.ProcessGroup):
         if n_backwards > 1:
             self._replica.not_carried = "its backward runs others within it, as reentrant checkpoints do"
         if not n_backwards or self._replica.is_immediate:
-            self._replica.make(operation)
+            self._replica.make("collective", [operation])
             return _create_work_from_future(operation.future)
         operation.start_early(self._replica.member)
         return self._replica.backward.add(operation)

@@ -144,17 +144,15 @@ class Replica:
 
     # -- units, in the script's thread ------------------------------------------------------------------------------------
 
-    def make(self, operation: Operation) -> None:
-        """A unit of this one alone."""
-        self._make("collective", [operation])
-
     def _make_step(self, operations: list[Operation], is_first: bool) -> None:
         """What comes behind the first unit of a backward could not be begun anew together with it."""
         if not is_first:
             self.not_carried = "it reduces again upon what it has reduced, within a backward"
-        self._make("backward" if is_first else "collective", operations)
+        self.make("backward" if is_first else "collective", operations)
 
-    def _make(self, kind: str, operations: Sequence[Operation]) -> None:
+    def make(self, kind: str, operations: Sequence[Operation]) -> None:
+        """They are one unit."""
+
         def body(member: Member) -> Sequence[float]:
             member.now = (operations[0].name, time.monotonic())
             for operation in operations:

@@ -181,7 +181,7 @@ class Points:
         from odyssey.replicas import replica
         from odyssey.replicas.replica import Member, Replica
 
-        wait, make, send_on, kinds, peers = Member.wait, Replica._make, replica._send_on, [""], list[Any]()
+        wait, make, send_on, kinds, peers = Member.wait, Replica.make, replica._send_on, [""], list[Any]()
 
         def waited(self_: Any, works: Any) -> None:
             peers[:] = [self_]
@@ -212,7 +212,7 @@ class Points:
                 self.here("receiving")
             return work
 
-        Member.wait, Replica._make, replica._send_on = waited, made, sent_on  # type: ignore[method-assign, assignment]
+        Member.wait, Replica.make, replica._send_on = waited, made, sent_on  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:
