@@ -270,7 +270,7 @@ class _SimulatedProcesses(Processes):
         process = self.ranks[assignment.rank] = RankProcess(assignment, number)
         process.socket, theirs = socket.socketpair()
         process.socket.setblocking(False)
-        self._loop.watch(process.socket.fileno(), lambda mask: self._on_rank(process, mask))
+        self._reports.watch(process)
         socket.send_fds(self.asked, [struct.pack("<I", assignment.rank)], [theirs.fileno()])
         theirs.close()
         pid = (1 << 22) - assignment.rank
@@ -283,7 +283,7 @@ class _SimulatedProcesses(Processes):
         self.waits.close()
         self.streams.close()
         for process in self.ranks.values():
-            self._close_rank(process)
+            process.close(self._loop)
 
 
 def _profile(n_ranks: int) -> Any:

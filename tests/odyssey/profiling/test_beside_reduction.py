@@ -20,6 +20,7 @@ class Others:
         self.now_s, self.slower = 0.0, slower
         self.sizes: list[int] = []
         self._under_way: int | None = None
+        self.waiter = self
 
     def all_reduce(self, tensor: torch.Tensor) -> Others:
         assert self._under_way is None, "one at a time"

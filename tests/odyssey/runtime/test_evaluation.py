@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import torch
 
 import odyssey
 from odyssey.plan.needs import Needs
+from odyssey.runtime import local
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import pair_of
 from odyssey.runtime.evaluation import Reader
@@ -26,6 +28,16 @@ from tests.odyssey.test_rank_parts import Gated, one_stage_plan
 
 CPU = torch.device("cpu")
 LIMIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What reads ahead for a test's jobs ends with it and not with this process, whose children and files other tests count."""
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr(local, "atexit", SimpleNamespace(register=ends.append))
+    yield
+    for end in ends:
+        end()
 
 
 def readers() -> set[threading.Thread]:
