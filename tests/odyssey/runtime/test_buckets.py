@@ -173,7 +173,6 @@ def engine(variant: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[E
         return Done()
 
     monkeypatch.setattr(groups, "all_reduce", sums)
-    groups.by_subset = {group.workers: object() for group in plan.reduce}
     data = Prefetcher(MapStyle(models.data_for(variant), Sampler(96, 0), plan))
     made = Engine(plan, 0, model, job_spec, Backend(), data, groups, (), Tally(plan.n_layers, plan.ties))
     return made, given

@@ -66,7 +66,6 @@ def on_device(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> tuple[Groups, list
 
     monkeypatch.setattr(groups, "all_reduce", all_reduce)
     monkeypatch.setattr(groups.wire, "is_on_device", True)
-    groups.by_subset = {group.workers: object() for group in plan.reduce}
     return groups, works
 
 
