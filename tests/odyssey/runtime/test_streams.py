@@ -94,6 +94,19 @@ ALONE: Any = SimpleNamespace(needs=Needs((worker_of(Rank(0)),)))
 """Groups of a rank that meets nobody."""
 
 
+def read_alone(data: Prefetcher, n_steps: int) -> None:
+    """As a rank that trains alone does."""
+    assert data.snapshots is not None
+    for step in range(n_steps):
+        data.want(step, WHOLE)
+        for positions in WHOLE:
+            data.get(step, positions)
+        if is_due(step):
+            data.snapshots.exchange(step, WHOLE, ALONE)
+            data.snapshots.take()
+    data.close()
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", streams.STATED)
 def test_who_takes_over_reads_on_from_the_newest_snapshot(
@@ -105,14 +118,7 @@ def test_who_takes_over_reads_on_from_the_newest_snapshot(
     second = prefetcher(streams.Stream(Pairs(), kind), num_workers)
     (tmp_path / "begun").unlink()  # by the first look
     assert first.snapshots is not None and second.snapshots is not None
-    for step in range(6):
-        first.want(step, WHOLE)
-        for positions in WHOLE:
-            first.get(step, positions)
-        if is_due(step):
-            first.snapshots.exchange(step, WHOLE, ALONE)
-            first.snapshots.take()
-    first.close()
+    read_alone(first, 6)
     (tmp_path / "begun").unlink(missing_ok=True)
     second.snapshots.load_state_dict(first.snapshots.state_dict())
     for step in (5, 6, 8):
@@ -169,14 +175,7 @@ def test_a_state_that_grows_too_large_leaves_the_one_before() -> None:
 
     data = prefetcher(Grows(Pairs(), "divided stated"))
     assert data.snapshots is not None
-    for step in range(1, 14):
-        data.want(step, WHOLE)
-        for positions in WHOLE:
-            data.get(step, positions)
-        if is_due(step):
-            data.snapshots.exchange(step, WHOLE, ALONE)
-            data.snapshots.take()
-    data.close()
+    read_alone(data, 14)
     assert data.snapshots.shared[3].n_read == 16, "the last one in the first epoch of its split"
     assert 0 not in data.snapshots.shared, "its first epoch was over in the second step"
 
