@@ -141,7 +141,8 @@ def _stream(rng: random.Random, recipe: Recipe) -> str:
     if rng.random() < 0.7:
         return ""
     is_divisible = recipe.n_samples == 96 and recipe.global_batch <= 12 * recipe.micro_batch
-    return rng.choice(("drawn", "drawn", "whole", "whole drawn") if is_divisible else ("whole", "whole drawn"))
+    whole = ("whole", "whole drawn", "whole stated")
+    return rng.choice((*whole, "drawn", "drawn", "drawn stated") if is_divisible else whole)
 
 
 def _weighted(rng: random.Random, weights: Mapping[str, float]) -> str:

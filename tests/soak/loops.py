@@ -39,6 +39,10 @@ VARIANTS = {
         "plain+drawn+1",
         "batchnorm+drawn",
         "padded+whole+1",
+        "tokens",
+        "tokens+drawn stated",
+        "plain+divided stated+1",
+        "average+whole stated",
     ),
 }
 POINTS = {
