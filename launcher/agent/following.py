@@ -66,10 +66,10 @@ class Following:
         self._has_place = False
         """Since who led has said Welcome."""
         self.is_led = False
-        """Who leads now has said Welcome: ranks that start know its store."""
+        """The agent that leads now has said Welcome: ranks that start know its store."""
         self._held = Hold(local.loop, local.options)
         self.is_job_over = False
-        """As who leads has said, which waits for this agent to end."""
+        """The agent that leads has said so, and waits for this one to end."""
         self.leaves_by: signal.Signals | None = None
         """The signal that this agent leaves by, as soon as its ranks have."""
 
@@ -96,7 +96,7 @@ class Following:
             self._part.listener.close()
 
     def tell(self, message: FromMember) -> None:
-        """Who leads, now or when it is heard again."""
+        """Send it to the agent that leads, now or when that is heard again."""
         if self._session is not None:
             self._session.send(message)
 
@@ -179,7 +179,7 @@ class Following:
             self._part.welcomed(welcome.number, welcome.leader, self.leader_at, welcome.log).hearer = hearer
 
     def waits_for_place(self) -> None:
-        """Who leads has answered, and holds on to this agent."""
+        """The agent that leads has answered, and holds on to this one."""
         assert self._session is not None
         self.search.end()
         self._session.is_welcome()

@@ -40,7 +40,7 @@ class Part:
         self.drills = drills
         self.profile = profile
         self.number = self.leader = 0
-        """Of this agent, and of the one that leads."""
+        """The numbers of this agent, and of the one that leads."""
         self.agreement: Agreement | None = None
         """None where there can be only this agent, and before this one has a place in a job."""
         self.listener: Listener | None = None
@@ -153,7 +153,7 @@ class Part:
 
     @property
     def reconciliation(self) -> Reconciliation:
-        """Of the ranks here with what all have decided."""
+        """It makes the ranks here what all have decided."""
         return Reconciliation(self.local.processes, self.coordination, self.number, self._spawn)
 
     def _spawn(self, assignment: RankAssignment, number: int) -> None:

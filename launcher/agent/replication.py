@@ -24,7 +24,7 @@ from odyssey.errors import OdysseyError
 
 
 class Replication:
-    """Where there can be only this agent an event is decided upon at once."""
+    """It has events agreed upon; they are decided upon at once where there can be only this agent."""
 
     def __init__(self, part: Part, leader: Leader, quorum: Quorum, hangs: JobHangs, end: JobEnd, other_jobs: OtherJobs) -> None:
         self._part = part

@@ -63,4 +63,4 @@ class Workers:
 
 
 WORKERS = Workers(ranks_of, worker_of)
-"""As every plan divides ranks."""
+"""All plans divide ranks so."""
