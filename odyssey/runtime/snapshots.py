@@ -72,16 +72,17 @@ class Snapshots:
         """The newest of each split that all ranks have."""
 
     def state_dict(self) -> dict[str, Any]:
-        """For ranks that come, and for checkpoints: plain values."""
-        splits = {split: (its.n_read, its.epoch, its.state.hex()) for split, its in self.shared.items()}
+        """For ranks that come, and for checkpoints: states as the data set gave them, so that only torch unpickles what is in a
+        file."""
+        splits = {split: (its.n_read, its.epoch, pickle.loads(its.state)) for split, its in self.shared.items()}
         return {"n_splits": len(self._starts), "splits": splits}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """As another rank has it, or a checkpoint. That of data which were divided otherwise is of no use."""
         self.shared = {}
         if state["n_splits"] == len(self._starts):
-            for split, (n_read, epoch, text) in state["splits"].items():
-                self.shared[split] = Snapshot(n_read, epoch, bytes.fromhex(text))
+            for split, (n_read, epoch, its_state) in state["splits"].items():
+                self.shared[split] = Snapshot(n_read, epoch, pickle.dumps(its_state))
 
     def tell(self, split: int, step: int, snapshot: Snapshot) -> None:
         """It was taken here, at the beginning of this step."""

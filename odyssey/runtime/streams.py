@@ -175,7 +175,7 @@ class Split:
 
     def taken(self) -> Snapshot | None:
         """What the data set tells of where it is now; None if it has no state."""
-        with as_worker(self._info):
+        with as_worker(self._info), self._noted("state_dict()"):
             state = state_of(self._data, self._samples)
         if state is None:
             return None
@@ -184,8 +184,19 @@ class Split:
     def go_on_from(self, snapshot: Snapshot) -> None:
         """Read what follows upon it next."""
         self._begin_anew()
-        self._begin_epoch(snapshot.epoch, lambda data: iterator_from(data, snapshot.state))
+        with self._noted("load_state_dict()"):
+            self._begin_epoch(snapshot.epoch, lambda data: iterator_from(data, snapshot.state))
         self._n_read = snapshot.n_read
+
+    @contextmanager
+    def _noted(self, call: str) -> Iterator[None]:
+        """An exception of the script's says where it was. Who asks again begins anew."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in {call} of {self.stream.name(self.number)}")
+            self._begin_anew()
+            raise
 
     def info(self, epoch: int, data: Any) -> torch_worker.WorkerInfo | None:
         """What the data set is told that it is; None where it does not divide itself."""

@@ -142,7 +142,7 @@ class Forgets(streams.Stream):
 
 class Cannot(Forgets):
     def state_dict(self) -> dict[str, Any]:
-        raise NotImplementedError("not of this kind")
+        raise OSError("not of this kind")
 
 
 class Large(Forgets):
