@@ -7,11 +7,12 @@ import no torch; the parts that need it load when `odyssey.Job` is first touched
 In reading order:
 
 job.py        what a script hands over, and the loop that it gets back; own_model.py: with a model and an optimizer of its own;
-              model_layers.py: a whole model as the layers of one; joining.py: how a rank becomes part of a job
+              model_layers.py: a whole model as the layers of one; shard_mesh.py: of one that is sharded;
+              joining.py: how a rank becomes part of a job
 plan          who holds which layers and runs what, when; kernel: its list scheduler
 protocol      what a rank and its agent say to each other
 runtime       one rank at work: transactions, the engine, communication that can be cut
-profiling     what a rank measures when a job starts
+profiling     what a rank measures when a job starts; sharding: ranks that have a model together
 model         the layers that it holds, and their state
 checkpoints   what of it outlives the job
 replicas      a script with a loop of its own, which goes on when ranks are lost
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from odyssey.model_layers import layers_of
     from odyssey.own_model import resilient
     from odyssey.runtime.heartbeat import heartbeat
+    from odyssey.shard_mesh import shard_mesh
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Step", "heartbeat", "layers_of", "resilient"]
+__all__ = ["Job", "Step", "heartbeat", "layers_of", "resilient", "shard_mesh"]
 
 
 def __getattr__(name: str) -> Any:
@@ -48,6 +50,10 @@ def __getattr__(name: str) -> Any:
         from odyssey.own_model import resilient
 
         return resilient
+    if name == "shard_mesh":
+        from odyssey.shard_mesh import shard_mesh
+
+        return shard_mesh
     if name in __all__:
         from odyssey import job
 

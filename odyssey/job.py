@@ -152,7 +152,7 @@ class Job:
         """See `odyssey.resilient` (own_model.py)."""
         connection = joining.connection()
         batches.check()
-        batches.check_work_for(int(os.environ.get("WORLD_SIZE", "1")))
+        batches.check_work_for(int(os.environ.get("WORLD_SIZE", "1")) // model.n_shards)
         job = cls.__new__(cls)
         job._begin(
             connection,

@@ -12,7 +12,6 @@ import torch
 
 from odyssey.errors import JobError, OdysseyError
 from odyssey.model.model import Model
-from odyssey.model.whole import Whole
 from odyssey.profiling.measure import measure
 from odyssey.protocol import link
 from odyssey.protocol.model_spec import ModelSpec
@@ -20,7 +19,7 @@ from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches, Samples
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.job_spec import JobSpec
-from odyssey.runtime.layers import Layers
+from odyssey.runtime.layers import Layers, Measuring
 from odyssey.runtime.local import LocalSession
 from odyssey.runtime.session import Session
 from odyssey.tracebacks import users_frames
@@ -46,7 +45,7 @@ def model_spec(
         clip_norm=None if clip_norm is None else float(clip_norm),
         autocast=str(autocast or ""),
         optimizers=model.optimizers(),
-        is_whole=isinstance(model, Whole),
+        n_shards=model.n_shards,
         values=model.values() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else (),
     )
 
@@ -60,7 +59,10 @@ def session_of(
         return LocalSession(model, job_spec, backend)
     if _newest is not None:
         _newest.finish()
-    _newest = session = Session(agent, agent.rank, Layers(model, job_spec, backend, measure), _newest)
+    measuring: Measuring = measure
+    if model.n_shards > 1:
+        from odyssey.sharding.measure import measure as measuring
+    _newest = session = Session(agent, agent.rank, Layers(model, job_spec, backend, measuring), _newest)
     session.start()
     atexit.register(session.finish)
     return session

@@ -4,7 +4,8 @@
     for step in run.steps(10_000):
         ...
 
-It is an `odyssey.Job` of one layer, which every rank holds.
+It is an `odyssey.Job` of one layer, which every rank holds; or, of a model that `fully_shard` has sharded, of a layer for each
+shard.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from odyssey.job import Job
+from odyssey.model.dtensors import is_divided
 from odyssey.model.given import Loss, Weight
 from odyssey.model.state_shard import Stateful
 from odyssey.model.whole import Whole
@@ -45,6 +47,8 @@ def resilient(
 ) -> Job:
     """A Job of a model that every rank holds whole: as with DistributedDataParallel, and exact whoever is lost or comes back.
 
+    A model that was sharded by `torch.distributed.fsdp.fully_shard` over `odyssey.shard_mesh` is on so many ranks together.
+
     `loss(batch)`: scalar, the mean over the samples of a micro-batch, computed with `model`. It may be called again for the
     same batch, on any rank, with the same random numbers: let it change nothing that lasts. `(loss, {name: scalar, ...})` tells
     metrics beside it, such means as well, for `Step.metrics`. `optimizer` steps just the
@@ -65,8 +69,12 @@ def resilient(
     def collate_alone(samples: list[Any], sample_ids: Sequence[int | str]) -> tuple[Any, Any]:
         return collated(samples, sample_ids) if collate is None else collate(samples), None
 
+    kind: type[Whole] = Whole
+    if isinstance(model, nn.Module) and any(map(is_divided, model.parameters())):
+        from odyssey.model.sharded import Sharded as kind  # torch's part of it takes seconds to import
+
     return Job.of_whole(
-        Whole(model, loss, optimizer, scheduler, extra),
+        kind(model, loss, optimizer, scheduler, extra),
         Batches(data, global_batch, micro_batch, seed, collate_alone, num_workers),
         weight=weight,
         clip_norm=clip_norm,

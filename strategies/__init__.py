@@ -5,6 +5,8 @@ Every file here is a strategy, and to drop one in is all that it takes. It has a
     NAME                the name of the file
     SUMMARY             one sentence for `--help` and docs/strategies.md: what happens to the ranks and the lost one's work
 
+    SHARDED             optional: True where it is for models that are sharded, and for no others
+
 and one or more of these functions, each for its moment. They answer Plans, or the reason why there is none.
 
     start(situation)    before the first step: there is no plan yet
@@ -60,22 +62,28 @@ class Moment(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a file of this folder has. `answers`: the function for each moment that it has one for."""
+    """What a file of this folder has. `answers`: the function for each moment that it has one for. `is_sharded`: it is for
+    models that are sharded, and no other is for these."""
 
     name: str
     summary: str
+    is_sharded: bool
     answers: Mapping[Moment, Callable[..., Iterable[Any]]]
 
 
-def names(moment: Moment = Moment.PROPOSE) -> tuple[str, ...]:
-    """Those that are asked at this moment, by the alphabet; by default the values of `--strategy`.
+def names(moment: Moment = Moment.PROPOSE, *, sharded: bool = False) -> tuple[str, ...]:
+    """Those that are asked at this moment, by the alphabet; by default the values of `--strategy`. `sharded`: those for models
+    that are sharded.
 
     Their files are read, and none is imported. One that defines none of the functions is asked to propose: to load it says what
     is wrong.
     """
     found = []
     for name, file in _files():
-        defined = set(re.findall(r"^def (\w+)\(", file.read_text(errors="replace"), re.MULTILINE))
+        text = file.read_text(errors="replace")
+        if sharded != bool(re.search(r"^SHARDED = True$", text, re.MULTILINE)):
+            continue
+        defined = set(re.findall(r"^def (\w+)\(", text, re.MULTILINE))
         if moment in defined or (moment is Moment.PROPOSE and not defined.intersection(Moment)):
             found.append(name)
     return tuple(sorted(found))
@@ -83,7 +91,7 @@ def names(moment: Moment = Moment.PROPOSE) -> tuple[str, ...]:
 
 def load(name: str, moment: Moment = Moment.PROPOSE) -> Strategy:
     """Raises UsageError if no such strategy is asked then, OdysseyError if its file is not what a strategy has to be."""
-    if name not in (known := names(moment)):
+    if name not in (known := names(moment)) and name not in names(moment, sharded=True):
         raise UsageError(f"unknown strategy {name!r}", f"one of {', '.join(known)}")
     return _load(name)
 
@@ -120,4 +128,4 @@ def _load(name: str) -> Strategy:
             raise OdysseyError(f"{module.__file__}: {attribute}: expected {expected}, {found}", HELP)
     if not answers:
         raise OdysseyError(f"{module.__file__}: expected one or more functions of {', '.join(Moment)}, it has none", HELP)
-    return Strategy(name, has["SUMMARY"], answers)
+    return Strategy(name, has["SUMMARY"], has.get("SHARDED", False), answers)

@@ -76,6 +76,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "model",
         "runtime",
         "profiling",
+        "sharding",
         "joining checkpoints",
         "job",
         "replicas",
@@ -319,7 +320,7 @@ def test_a_command_line_is_read_without_loading_strategies(options: list[str]) -
 def test_exports_of_odyssey_are_these() -> None:
     import odyssey
 
-    assert sorted(odyssey.__all__) == ["Job", "Step", "heartbeat", "layers_of", "resilient"]
+    assert sorted(odyssey.__all__) == ["Job", "Step", "heartbeat", "layers_of", "resilient", "shard_mesh"]
     assert {*dir(odyssey)} == {*odyssey.__all__, "__version__"}
 
 

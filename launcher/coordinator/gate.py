@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from launcher.coordinator.workers import WORKERS
 from launcher.joblog.wording import ranks_text
+from odyssey.plan.moves import Move
 from odyssey.plan.needs import SumOver
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, ranks_of, worker_of
@@ -65,11 +66,16 @@ def difference_at_start(models: Mapping[Rank, ModelSpec]) -> tuple[str, str] | N
     return None
 
 
-def built_otherwise(models: Mapping[Rank, ModelSpec], first: Rank) -> list[Rank]:
-    """Ranks whose script has built its own model with other values than the first rank's: they begin with that one's."""
-    if not models[first].is_whole:
-        return []
-    return sorted(rank for rank, model in models.items() if model.values and model.values != models[first].values)
+def built_otherwise(models: Mapping[Rank, ModelSpec], plan: Plan) -> list[Move]:
+    """From the first rank with a layer to those with it whose script has built its own model with other values: they begin with
+    that one's."""
+    its = {rank: model.values for rank, model in sorted(models.items()) if model.is_whole}
+    moves = []
+    for layer in range(plan.n_layers):
+        having = [rank for rank in its if layer in plan.runs.get(worker_of(rank), ())]
+        others = [rank for rank in having if its[rank] and its[rank][layer : layer + 1] != its[having[0]][layer : layer + 1]]
+        moves += [Move(layer, worker_of(having[0]), worker_of(rank)) for rank in others]
+    return moves
 
 
 def _where_it_differs(words: str, others: str) -> str:

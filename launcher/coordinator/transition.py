@@ -22,12 +22,12 @@ from launcher.coordinator.workers import WORKERS
 from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
-from odyssey.plan.moves import Move, move_runs
+from odyssey.plan.moves import move_runs
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.proof import prove
 from odyssey.plan.rest import Rest, rest_of_step
-from odyssey.plan.worker import Rank, worker_of
+from odyssey.plan.worker import Rank
 from odyssey.protocol.orders import Go, Pause, Prepare
 from odyssey.protocol.reports import Paused, Ready
 from odyssey.protocol.units import Position, Result, is_next
@@ -133,7 +133,16 @@ def measure(job: JobState) -> Actions:
     """One chain over as many ranks as there are layers at most, in even parts: every layer is measured once."""
     job.status = Status.MEASURING
     n_layers = len(job.model.layers)
-    workers = sorted(WORKERS.all_of(job.members))[:n_layers]
+    workers = sorted(WORKERS.all_of(job.members))
+    if job.model.n_shards > 1:
+        by_shard = [next((worker for worker in workers if worker % n_layers == shard), None) for shard in range(n_layers)]
+        if None in by_shard:
+            what = f"no rank is there for shard {by_shard.index(None)} of the model"
+            return end(job, 1, what, "start as many ranks as odyssey.shard_mesh is of, or a multiple")
+        return SetDeadline(None), StartMeasure(
+            job.world.generation, tuple(Stage(worker, shard, shard + 1) for shard, worker in enumerate(by_shard))
+        )
+    workers = workers[:n_layers]
     cuts = [n_layers * i // len(workers) for i in range(len(workers) + 1)]
     chain = tuple(Stage(worker, cuts[i], cuts[i + 1]) for i, worker in enumerate(workers))
     return SetDeadline(None), StartMeasure(job.world.generation, chain)
@@ -244,12 +253,11 @@ def take(job: JobState, plan: Plan, reason: str) -> Actions:
     notes = list[Action]()
     if plan.state_from is StateFrom.SCRIPT:
         job.plan = None
-        models = ranks.models  # of those that are there: the lowest of the plan may be yet to come
-        first = min(models.keys() & WORKERS.ranks(plan.workers), default=None)
-        if first is not None and (others := gate.built_otherwise(models, first)):
-            moves = [Move(0, worker_of(first), worker_of(rank)) for rank in others if worker_of(rank) in plan.workers]
+        if moves := gate.built_otherwise(ranks.models, plan):  # of those that are there: some may be yet to come
             plan = replace(plan, move_runs=move_runs(moves))
-            notes.append(Record(Note(f"{ranks_text(others)} built other values than rank {first}, with whose all begin")))
+            others, firsts = WORKERS.ranks(move.target for move in moves), WORKERS.ranks(move.source for move in moves)
+            text = f"{ranks_text(others)} built other values than {ranks_text(firsts)}, with whose all begin"
+            notes.append(Record(Note(text)))
     job.next_plan = plan
     job.status, recovery.chosen_at = Status.MOVING, job.world.now
     new = sorted(WORKERS.ranks(plan.spawned) - ranks.alive)
@@ -314,8 +322,8 @@ def rank_ready(job: JobState, body: Ready) -> Actions:
         if job.replicas:
             job.gives_up = f"the survivors' models are not the same ({problem})"
             return ()
-        is_whole = job.profile is not None and job.profile.is_whole
-        alike = _ALIKE_BETWEEN if is_whole else "" if job.plan is not None else _ALIKE
+        is_own = job.profile is not None and job.profile.n_shards > 0
+        alike = _ALIKE_BETWEEN if is_own else "" if job.plan is not None else _ALIKE
         help = f"{alike}; if they do, {_REPORT}" if alike else _REPORT
         return end(job, 1, f"the ranks do not agree before generation {world.generation}: {problem}", help)
     started = _generation_started(job, plan)

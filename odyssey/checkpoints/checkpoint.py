@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from odyssey.errors import JobError
+from odyssey.model.dtensors import part_of
 from odyssey.model.model import Model, full_name
 from odyssey.model.state_shard import StateShard
 from odyssey.plan.worker import Worker
@@ -27,7 +28,7 @@ def local_state(model: Model, layers: Collection[int], step: int) -> dict[str, A
     tensors = {}
     for layer in sorted(layers):
         for name, tensor in model.layers[layer].state_dict().items():
-            tensors[full_name(layer, name)] = tensor
+            tensors[full_name(layer, name)] = part_of(tensor)
     shards = {str(number): _shard_state(model, number) for number in model.shards_of(layers)}
     reading = {} if model.reading is None else {"reading": model.reading.state_dict()}
     return {"model": tensors, "optimizer": shards, "step": step, **reading}
@@ -53,7 +54,7 @@ def take(model: Model, state: dict[str, Any]) -> None:
     with torch.no_grad():
         for layer in model.held:
             for name, tensor in model.layers[layer].state_dict(keep_vars=True).items():
-                tensor.copy_(state["model"][full_name(layer, name)])
+                part_of(tensor).copy_(state["model"][full_name(layer, name)])
     for number, shard in model.shards.items():
         saved = state["optimizer"][str(number)]
         names = [name for name, parameter in shard.named.items() if parameter.requires_grad]
@@ -110,7 +111,7 @@ _SAME_OPTIMIZER = "give odyssey.Job the optimizer and scheduler that the state w
 
 
 def _form(tensor: torch.Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{tuple(part_of(tensor).shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def gather(engine: Engine, model: Model, step: int, target: Worker) -> dict[str, Any]:

@@ -44,6 +44,16 @@ class Replay:
         """It has passed all of them, if there were any, and begins one that it takes part in."""
 
 
+class Peers:
+    """The ranks that have one copy of a sharded model together. Any other model is not told who they are."""
+
+    def among(self, groups: Any, workers: Sequence[Any]) -> None:
+        """This rank computes with these workers, which are in the order of their shards; with none it has no work."""
+
+    def settle(self) -> None:
+        """A pass through the model is over, forward and back."""
+
+
 class Model:
     """All layers of the job, as far as this rank holds them: `held` is which, `shards` what they consist of."""
 
@@ -53,6 +63,9 @@ class Model:
     """What a step changes beside what optimizers do."""
     replay = Replay()
     """Of the units that others did before this rank came."""
+    peers = Peers()
+    n_shards = 0
+    """See ModelSpec."""
     reading: Stateful | None = None
     """Where the reading of data stands, if these tell: it goes with the layers."""
 

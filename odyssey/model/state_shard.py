@@ -13,7 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
+from odyssey.errors import JobError
+from odyssey.model.dtensors import is_divided, like, part_of, parts_in
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, in_words, made_optimizer, made_scheduler
 
 
@@ -91,6 +94,59 @@ class StateShard:
             yield "its optimizer steps other parameters than those of the modules"
         if getattr(self.scheduler, "optimizer", self.optimizer) is not self.optimizer:
             yield "its scheduler belongs to another optimizer"
+
+
+class ShardOfParts(StateShard):
+    """Of parameters that are divided among ranks (DTensor): all that is told is this rank's part."""
+
+    def progress(self) -> dict[str, Any]:
+        """State of optimizer, scheduler and what is extra. Raises JobError for what is divided otherwise than its parameter."""
+        progress = super().progress()
+        if foreign := next(_divided_otherwise(self.optimizer), None):
+            raise JobError(f"{type(self.optimizer).__name__} keeps {foreign} divided otherwise than its parameter", _ALIKE)
+        if any(isinstance(leaf, torch.Tensor) and is_divided(leaf) for leaf in pytree.tree_leaves(progress["extra"])):
+            what = "what is in extra=[...] has a state that is divided among ranks"
+            raise JobError(what, "keep whole tensors there, or none")
+        parts: dict[str, Any] = parts_in(progress)
+        return parts
+
+    def load_progress(self, progress: dict[str, Any]) -> None:
+        """Take on a copy of what `progress` gave: what has the form of a parameter's part is divided as that is."""
+        saved = progress["optimizer"]
+        if self.optimizer is not None and saved is not None:
+            of_number = dict(zip(_numbers(saved["param_groups"]), _numbers(self.optimizer.param_groups), strict=True))
+            state = {number: _divided_as(of_number.get(number), values) for number, values in saved["state"].items()}
+            progress = {**progress, "optimizer": {**saved, "state": state}}
+        super().load_progress(progress)
+
+    def state_by_name(self, named: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+        """The same is told for a comparison."""
+        state: dict[str, Any] = parts_in(super().state_by_name(named))
+        return state
+
+
+_ALIKE = "train with an optimizer that works element by element, as AdamW and SGD do"
+
+
+def _divided_otherwise(optimizer: Optimizer | None) -> Iterator[str]:
+    for parameter, values in optimizer.state.items() if optimizer is not None else ():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, torch.Tensor) and is_divided(value) and part_of(value).shape != part_of(parameter).shape:
+                yield f"its {key}"
+
+
+def _divided_as(parameter: nn.Parameter | None, values: Any) -> Any:
+    if parameter is None or not isinstance(values, dict):
+        return values
+    form = part_of(parameter).shape
+    return {
+        key: like(parameter, value) if isinstance(value, torch.Tensor) and value.dim() and value.shape == form else value
+        for key, value in values.items()
+    }
+
+
+def _numbers(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [one for group in groups for one in group["params"]]
 
 
 def load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:

@@ -26,6 +26,8 @@ class Statistics:
         self._others = {name: buffer for name, buffer in named.items() if id(buffer) not in own}
         self._before: list[torch.Tensor] | None = None
         """Their values when the step began; None between steps."""
+        self.are_counted = True
+        """Those of the micro-batch at hand."""
         self.sums = torch.empty(0)
         """What micro-batches have added to them, in one row, and how many these were: float64."""
 
@@ -52,7 +54,7 @@ class Statistics:
         if changed := [name for name, buffer in self._others.items() if buffer._version != versions[name]]:
             what = f"loss(batch) changes the model's buffer {changed[0]}, which would be another on each rank"
             raise JobError(what, "change it between steps, alike on all ranks; only running statistics are taken care of")
-        if before:
+        if before and self.are_counted:
             changes = [buffer - value for buffer, value in zip(self._buffers, before, strict=True)]
             self.sums[:-1] += torch.cat([change.double().flatten() for change in changes])
             self.sums[-1] += 1

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from odyssey.errors import JobError
 from odyssey.model import given
+from odyssey.model.dtensors import part_of
 from odyssey.model.given import in_words, needs_closure
 from odyssey.model.model import Model, Replay
 from odyssey.model.state_shard import Stateful, StateShard
@@ -80,6 +81,9 @@ class Whole(Model):
     """Its one shard is of the script's own optimizer, scheduler and extra objects."""
 
     changes_between_units = True
+    n_shards = 1
+    own = 0
+    """The layer that this rank has."""
 
     def __init__(
         self,
@@ -99,8 +103,11 @@ class Whole(Model):
         self.statistics: Statistics = Statistics(model)
         layer = Loss(model, loss, self.statistics)
         make_scheduler = None if scheduler is None else lambda its: scheduler
-        super().__init__(lambda: [layer], lambda parameters: optimizer, make_scheduler, device, 0)
-        self.specs = (msgspec.structs.replace(self.specs[0], name=type(model).__name__),)
+        super().__init__(lambda: self._as_layers(layer), lambda parameters: optimizer, make_scheduler, device, 0)
+        self.specs = tuple(msgspec.structs.replace(spec, name=type(model).__name__) for spec in self.specs)
+
+    def _as_layers(self, loss: Loss) -> list[nn.Module]:
+        return [loss]
 
     def optimizers(self) -> tuple[str, ...]:
         """What the script has made."""
@@ -112,7 +119,7 @@ class Whole(Model):
 
     def begin_step(self) -> None:
         """What is summed and stepped are the parameters that there were when the job began."""
-        own = self.shards[0].trainable
+        own = self.shards[self.own].trainable
         trained = [parameter for parameter in self._given.parameters() if parameter.requires_grad]
         if len(own) != len(trained) or any(one is not other for one, other in zip(own, trained, strict=True)):
             known = set(map(id, own))
@@ -143,8 +150,8 @@ class Whole(Model):
     def copy_of(self, layers: Iterable[int]) -> Model:
         """The same modules, which `unchanged` is around, with an optimizer of its own."""
         other = copy.copy(self)
-        named = self._named(0, frozenset(layers))
-        other.held, other.shards = frozenset(layers), {0: StateShard(named, self.twin, None)}
+        named = self._named(self.own, frozenset(layers))
+        other.held, other.shards = frozenset(layers), {self.own: StateShard(named, self.twin, None)}
         return other
 
     # -- holding ------------------------------------------------------------------------------------------------------
@@ -180,9 +187,10 @@ class Whole(Model):
     def _copy_in(self, state: dict[str, Any]) -> None:
         values = state["parameters"] | state["buffers"]
         with torch.no_grad():
-            for name, tensor in [*self.layers[0].named_parameters(), *self.layers[0].named_buffers()]:
-                tensor.copy_(values[name])
-        self.shards[0].load_progress(state["progress"][0])
+            layer = self.layers[self.own]
+            for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
+                part_of(tensor).copy_(values[name])
+        self.shards[self.own].load_progress(state["progress"][self.own])
         for module, mode in zip(self._given.modules(), state["modes"], strict=True):
             module.training = mode
 

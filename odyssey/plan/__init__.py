@@ -7,7 +7,7 @@ estimate.py       what the performance model says of it
 worker.py         what a plan places layers on, and the ranks of that
 pipelines.py      its pipelines, alike ones written once; layout.py: `2x4`, as people write and read them;
                   form.py: a plan in such words
-samples.py        which samples of a step each micro-batch has
+samples.py        which samples of a step each micro-batch has; sharded.py: who computes which of a sharded model
 approximation.py  whose gradients are approximate
 proof.py          that a plan can be done, and is exact
 renaming.py       the same plan for other workers

@@ -14,9 +14,11 @@ def layout_of(plan: Plan) -> str:
 
 
 def form_of(plan: Plan) -> str:
-    """The layout, whether micro-batches are cut, the schedule where it is not plain 1F1B, whether workers keep layers, and
-    whether the backward of some is approximate: `2x4 cut split 1.5x protected`, `2x4 -1 approximate`."""
+    """The layout, whether the model is sharded, whether micro-batches are cut, the schedule where it is not plain 1F1B, whether
+    workers keep layers, and whether the backward of some is approximate: `2x4 cut split 1.5x protected`, `2x2 sharded`."""
     words = [layout_of(plan)]
+    if plan.is_sharded:
+        words.append("sharded")
     if plan.is_cut:
         words.append("cut")
     if plan.schedule.rule != "1f1b":

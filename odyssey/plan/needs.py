@@ -15,6 +15,7 @@ from typing import NamedTuple
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.schedule import Receive, Send, program
+from odyssey.plan.sharded import copies_of
 from odyssey.plan.worker import Worker
 
 BRANCH = 16
@@ -37,8 +38,9 @@ class SumOver(NamedTuple):
 class Needs(NamedTuple):
     """What all that build groups together must be given alike, but for `peers` and `partners`.
 
-    `members`: workers in the order of their ranks. `subsets`: for each reduction, the workers of its group. `movers`: who takes
-    part in moves of state, the members and perhaps workers that have no work any more. `peers`: with whom this rank exchanges
+    `members`: workers in the order of their ranks. `subsets`: for each reduction, the workers of its group. `copies`: groups
+    that have a sharded model together, which do more than sum. `movers`: who takes part in moves of state, the members and
+    perhaps workers that have no work any more. `peers`: with whom this rank exchanges
     what stages put out, `partners`: and states; of those that it has no group with it has a pair. `limit`: of each operation,
     as far as the transport is concerned.
     """
@@ -49,6 +51,7 @@ class Needs(NamedTuple):
     peers: tuple[Worker, ...] = ()
     partners: tuple[Worker, ...] = ()
     limit: timedelta = FORGOTTEN
+    copies: tuple[tuple[Worker, ...], ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, me: Worker) -> Needs:
@@ -63,14 +66,16 @@ class Needs(NamedTuple):
         sources = {move.source for move in plan.moves if move.target == me}
         targets = {move.target for move in plan.moves if move.source == me}
         subsets = tuple(group.workers for group in plan.reduce)
-        return cls(plan.workers, subsets, movers, tuple(sorted(peers)), tuple(sorted(peers | sources | targets)), limit)
+        partners = tuple(sorted(peers | sources | targets))
+        return cls(plan.workers, subsets, movers, tuple(sorted(peers)), partners, limit, copies_of(plan))
 
     @classmethod
-    def of_chain(cls, chain: Sequence[Stage], me: Worker) -> Needs:
-        """What a rank needs for stages that are passed through one after the other."""
+    def of_chain(cls, chain: Sequence[Stage], me: Worker, *, is_sharded: bool = False) -> Needs:
+        """What a rank needs for stages that are passed through one after the other, or, of a sharded model, all together."""
         workers = [stage.worker for stage in chain if stage.worker is not None]
         near = {one for a, b in pairwise(workers) if me in (a, b) for one in (a, b) if one != me}
-        return cls(tuple(workers), peers=tuple(sorted(near)), partners=tuple(sorted(near)))
+        copies = (tuple(sorted(workers)),) if is_sharded else ()
+        return cls(tuple(workers), peers=tuple(sorted(near)), partners=tuple(sorted(near)), copies=copies)
 
     @classmethod
     def of_sums(cls, workers: Iterable[Worker]) -> Needs:
@@ -106,6 +111,9 @@ class Needs(NamedTuple):
         for number, subset in enumerate(self.subsets):
             if worker in subset:
                 found.setdefault(SumOver(False, subset), f"reduce {number}")
+        for number, copy in enumerate(self.copies):
+            if worker in copy:
+                found[SumOver(False, copy)] = f"copy {number}"
         return {over: name for over, name in found.items() if len(over.members) > 1}
 
     def in_root(self, worker: Worker) -> bool:

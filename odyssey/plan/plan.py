@@ -157,7 +157,8 @@ class StateFrom(enum.StrEnum):
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """One generation of the job, whole. Build it, then have it proved (odyssey/plan/proof.py).
 
-    `step`: the first one that it runs. `state_from`: where ranks get state from that they do not hold.
+    `step`: the first one that it runs. `state_from`: where ranks get state from that they do not hold. `is_sharded`: a layer is
+    a shard of the model, and the workers of a pipeline compute whole micro-batches together (sharded.py).
 
     The fields are what is written and sent; `pipelines`, `reduce`, `moves` and all else is derived of them when asked for.
     """
@@ -180,6 +181,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     state_from: StateFrom = StateFrom.HOLDERS
     approximation: Approximation | None = None
     estimate: Estimate | None = None
+    is_sharded: bool = False
 
     def __post_init__(self) -> None:
         n_stages = sum(block.n * max(1, len(block.columns)) for block in self.blocks)
@@ -340,7 +342,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     def is_last(self, micro_batch: int, stage: int) -> bool:
         """Whether the micro-batch's loss is computed there."""
-        return stage == len(self.pipelines[self.home[micro_batch]].stages) - 1
+        return self.is_sharded or stage == len(self.pipelines[self.home[micro_batch]].stages) - 1
 
 
 WITHOUT_SCHEDULE = (

@@ -69,6 +69,7 @@ def _problems(plan: Plan) -> Iterator[str]:
     yield from _keep_problems(plan)
     yield from _route_problems(plan)
     yield from _approximation_problems(plan)
+    yield from _sharded_problems(plan)
     yield from _reduce_problems(plan)
     yield from schedule_problems(plan.schedule, plan.n_layers)
 
@@ -140,6 +141,21 @@ def _approximation_problems(plan: Plan) -> Iterator[str]:
         if not stop <= its.first < its.stop <= plan.n_layers:
             yield f"layers [{its.first}, {its.stop}) lack some gradients, and do not follow layer {stop - 1} of {plan.n_layers}"
         stop = its.stop
+
+
+def _sharded_problems(plan: Plan) -> Iterator[str]:
+    if not plan.is_sharded:
+        return
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if stage.worker is None:
+                yield f"{_where(p, s)} has no worker, and the model is sharded"
+            if stage.stop - stage.first != 1:
+                yield f"{_where(p, s)} has {stage.stop - stage.first} shards of the model, expected one"
+    if plan.is_cut or plan.schedule.rule != "1f1b" or plan.schedule.orders:
+        yield "the micro-batches of a sharded model stay whole and in their order"
+    if plan.approximation is not None:
+        yield "the backward of a sharded model is exact"
 
 
 def _reduce_problems(plan: Plan) -> Iterator[str]:

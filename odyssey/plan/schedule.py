@@ -26,6 +26,7 @@ from odyssey.errors import PlanError
 from odyssey.kernel import KINDS
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.proof import schedule_problems
+from odyssey.plan.sharded import together
 from odyssey.plan.split import split_orders
 from odyssey.plan.worker import Worker
 
@@ -102,6 +103,8 @@ def program(plan: Plan, worker: Worker) -> list[Op]:
 
     Raises PlanError if an explicit order leaves out or repeats a computation.
     """
+    if plan.is_sharded:
+        return add_drops(add_reductions(plan, worker, together(plan, worker)))
     ops = add_transfers(plan, worker, compute_order(plan, worker))
     return add_drops(add_reductions(plan, worker, ops))
 

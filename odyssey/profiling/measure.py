@@ -8,7 +8,6 @@ steps along the chain.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from odyssey import control_group
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
 from odyssey.plan.approximation import LowRank
@@ -27,6 +25,7 @@ from odyssey.plan.pipelines import Stage
 from odyssey.plan.worker import Worker
 from odyssey.profiling.approximate_cost import approximate_cost
 from odyssey.profiling.beside_reduction import beside_reduction
+from odyssey.profiling.links import answer_probe, at, memory_bytes, pass_state, probe
 from odyssey.profiling.sample_independence import Conditions, layer_problem, loss_problem
 from odyssey.profiling.saved_bytes import saved_bytes
 from odyssey.profiling.trial_run import try_steps
@@ -46,12 +45,7 @@ from odyssey.runtime.transfer import receive_state, send_state
 N_REPEATS = 5
 N_HALVES = 3
 N_ALONE = 2
-PROBE_BYTES = 1 << 20
-PROBE_TAG = 5
 NOT_SAID = "the script does not say that samples are independent (Job(independent_samples=True))"
-N_STATES = 3
-STATE_BYTES = 16 << 20
-"""Long enough that its pieces overlap."""
 
 
 def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, backend: Backend, groups: Groups) -> Measured:
@@ -72,15 +66,15 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
     latency_s = bandwidth = loss_s = None
     overheads_s = []
     if not is_last:
-        behind = _worker(order.chain[place + 1])
+        behind = at(order.chain[place + 1])
         needs = [tensor.requires_grad for tensor in flatten(value, stage.stop - 1)]
         send_state({"value": pytree.tree_map(torch.Tensor.detach, value), "needs": needs}, behind, groups)
         output_bytes = sum(map(size_bytes, flatten(value, stage.stop - 1)))
-        latency_s, bandwidth, overhead_s = _probe(behind, groups, output_bytes)
+        latency_s, bandwidth, overhead_s = probe(behind, groups, output_bytes)
         overheads_s.append(overhead_s)
     if not is_first:
-        overheads_s.append(_answer_probe(_worker(order.chain[place - 1]), groups))
-    move_byte_s = _pass_state(order.chain, place, groups, model.device)
+        overheads_s.append(answer_probe(at(order.chain[place - 1]), groups))
+    move_byte_s = pass_state(order.chain, place, groups, model.device)
     alone_s = _alone_s(order.chain, stage, copies, inputs, job_spec, groups)
     uncut = _uncut(stage, copies, inputs, value if is_last else None, job_spec)
     timings = _timings(stage, copies, inputs, job_spec, N_REPEATS)
@@ -113,16 +107,11 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
     )
 
 
-def _worker(stage: Stage) -> Worker:
-    assert stage.worker is not None, "a chain has a worker at every stage"
-    return stage.worker
-
-
 def _input(chain: Sequence[Stage], place: int, job_spec: JobSpec, groups: Groups, device: torch.device) -> Any:
     """What the layers of a place are measured with."""
     if place == 0:
         return on_device(job_spec.first_micro_batch()[0], device)
-    return _arrived(receive_state(_worker(chain[place - 1]), groups, "the first micro-batch")[0], device)
+    return _arrived(receive_state(at(chain[place - 1]), groups, "the first micro-batch")[0], device)
 
 
 def _through(model: Model, stage: Stage, value: Any, autocast: torch.dtype | None) -> tuple[list[Any], Any]:
@@ -318,74 +307,3 @@ def _median_s(run: Callable[[], Any], device: torch.device) -> float:
         run()
         seconds.append(now_s(device) - start_s)
     return statistics.median(seconds)
-
-
-# -- links and memory -----------------------------------------------------------------------------------------------------
-
-
-def _probe(peer: Worker, groups: Groups, output_bytes: int) -> tuple[float, float, float]:
-    """Latency (seconds) and bandwidth (bytes per second) of the link to `peer`, and this processor's seconds for passing
-    on one output of `output_bytes`, by messages there and back."""
-    small_s, _ = _round_trips(peer, groups, 8)
-    large_s, _ = _round_trips(peer, groups, PROBE_BYTES)
-    size = torch.tensor([output_bytes])
-    groups.waiter.wait(groups.send(size, peer, PROBE_TAG).wait)
-    _, overhead_s = _round_trips(peer, groups, output_bytes)
-    return small_s / 2, PROBE_BYTES / max((large_s - small_s) / 2, 1e-9), overhead_s
-
-
-def _answer_probe(peer: Worker, groups: Groups) -> float:
-    """The other end of `_probe`: this processor's seconds for one output."""
-    for n_bytes in (8, PROBE_BYTES):
-        _answer_round_trips(peer, groups, n_bytes)
-    size = torch.empty(1, dtype=torch.int64)
-    groups.waiter.wait(groups.receive(size, peer, PROBE_TAG).wait)
-    return _answer_round_trips(peer, groups, int(size))
-
-
-def _round_trips(peer: Worker, groups: Groups, n_bytes: int) -> tuple[float, float]:
-    """Least seconds of a message there and back (whatever else runs only adds), and this process's seconds for one way."""
-    message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
-    seconds = []
-    before_s = time.process_time()
-    for _ in range(N_REPEATS):
-        start_s = time.monotonic()
-        groups.waiter.wait(groups.send(message, peer, PROBE_TAG).wait)
-        groups.waiter.wait(groups.receive(message, peer, PROBE_TAG).wait)
-        seconds.append(time.monotonic() - start_s)
-    return min(seconds), (time.process_time() - before_s) / (2 * N_REPEATS)
-
-
-def _answer_round_trips(peer: Worker, groups: Groups, n_bytes: int) -> float:
-    message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
-    before_s = time.process_time()
-    for _ in range(N_REPEATS):
-        groups.waiter.wait(groups.receive(message, peer, PROBE_TAG).wait)
-        groups.waiter.wait(groups.send(message, peer, PROBE_TAG).wait)
-    return (time.process_time() - before_s) / (2 * N_REPEATS)
-
-
-def _pass_state(chain: Sequence[Stage], place: int, groups: Groups, device: torch.device) -> float | None:
-    """Seconds of a byte of a layer that moves, the least of several, there and back: packed, digested, read or sent, and
-    copied. Between the first two of a chain; None for others."""
-    if len(chain) < 2 or place > 1:
-        return None
-    peer = _worker(chain[1 - place])
-    state = torch.zeros(STATE_BYTES, dtype=torch.uint8, device=device)
-    seconds = []
-    for _ in range(N_STATES):
-        start_s = time.monotonic()
-        for sends in (place == 0, place == 1):
-            if sends:
-                send_state(state, peer, groups)
-            else:
-                state = receive_state(peer, groups, "a state")[0].to(device, copy=True)
-        seconds.append(time.monotonic() - start_s)
-    return min(seconds) / (2 * STATE_BYTES)
-
-
-def memory_bytes(device: torch.device) -> int:
-    """What this rank may take: its device's memory, or its share of the host's (of the control group's, where that is less)."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return control_group.memory_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 
 @contextmanager
-def saved_bytes(parameters: Iterable[nn.Parameter]) -> Iterator[list[int]]:
+def saved_bytes(parameters: Iterable[torch.Tensor]) -> Iterator[list[int]]:
     """Collects in element 0 the bytes that autograd keeps for backward, parameters excepted, each storage once."""
     known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
     total = [0]

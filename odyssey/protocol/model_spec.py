@@ -27,7 +27,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     one that only its holders build, or where they were not taken. Both count before the first step only: a rank that joins
     later takes state over from others.
 
-    `is_whole`: the one layer is the script's own model, which its loop uses on every rank: none may be without work.
+    `n_shards`: of the script's own model, which its loop uses on every rank. 1: it is the one layer, and no rank may be without
+    work; more: layer i is shard i of it, and each rank has one. 0: these are the layers of a Job.
     `replicas`: no Job, but a script with a loop of its own, whose ranks each have the whole model. It is one layer here.
     `n_samples`: 0 of data that can only be iterated over. By `stream`, a digest, they begin with the same samples then, and are
     divided alike.
@@ -45,9 +46,14 @@ class ModelSpec(msgspec.Struct, frozen=True):
     autocast: str = ""
     optimizers: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
-    is_whole: bool = False
+    n_shards: int = 0
     replicas: bool = False
     stream: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the script's own model."""
+        return self.n_shards > 0
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

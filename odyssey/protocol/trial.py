@@ -14,7 +14,8 @@ N_MICRO_BATCHES = 2
 
 
 def trial_plan(generation: int, chain: Sequence[Stage], spec: ModelSpec) -> Plan:
-    """One pipeline along `chain` in plain 1F1B, with as many of the step's micro-batches as show what they cost.
+    """One pipeline along `chain` in plain 1F1B, or one copy of a sharded model, with as many of the step's micro-batches as
+    show what they cost.
 
     Nothing is reduced in it: what several layers share is each stage's own for once.
     """
@@ -30,5 +31,6 @@ def trial_plan(generation: int, chain: Sequence[Stage], spec: ModelSpec) -> Plan
             blocks=blocks_of((Pipeline(tuple(chain), 0, n_micro_batches),)),
             reductions=tuple(Reduction(tuple(stage.layers), ()) for stage in chain),
             state_from=StateFrom.SCRIPT,
+            is_sharded=spec.n_shards > 1,
         )
     )

@@ -48,12 +48,14 @@ class Batches(NamedTuple):
         if data is not None and len(data) < 1:
             raise JobError("data has no samples", "give a dataset with at least one sample")
 
-    def check_work_for(self, n_ranks: int) -> None:
-        """Raises JobError if some of them would have none."""
+    def check_work_for(self, n_copies: int) -> None:
+        """Raises JobError if some copy of the model would have none."""
         n = -(-self.global_batch // self.micro_batch)
-        if n < n_ranks:
-            what = f"global_batch {self.global_batch} is {n} micro-batches of {self.micro_batch}, and there are {n_ranks} ranks"
-            raise JobError(what, f"give a micro_batch of at most {max(1, self.global_batch // n_ranks)}, so that each has work")
+        if n < n_copies:
+            batch = f"global_batch {self.global_batch} is {n} micro-batches of {self.micro_batch}"
+            what = f"{batch}, for {n_copies} copies of the model"
+            most = max(1, self.global_batch // n_copies)
+            raise JobError(what, f"give a micro_batch of at most {most}, so that each has work")
 
     def samples(self) -> Samples:
         """A first look at them. Raises JobError for samples that are other ones each time."""

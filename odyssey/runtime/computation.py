@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from odyssey.model.model import Model
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.schedule import Op, Receive, Send
+from odyssey.plan.sharded import counts as is_counted
 from odyssey.plan.worker import Worker
 from odyssey.runtime.approximate import Approximately, Healthy
 from odyssey.runtime.boundary import Expectation, Expectations, detached, flatten
@@ -168,13 +169,16 @@ class Computation:
         plan = attempt.plan
         stage = plan.layer_range(op.micro_batch, op.stage)
         leaves: list[torch.Tensor] = []
-        if op.stage == 0:
+        if plan.is_sharded or op.stage == 0:
             value = self._on_device(self._sample(op, attempt)[0])
         else:
             leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
             value = self._expect(stage.first - 1, op, attempt).nest(leaves)
         pieces: list[Piece] = []
         first, weight = stage.first, 0.0
+        counts = is_counted(plan, op.micro_batch, op.stage)
+        if self.model.statistics is not None:
+            self.model.statistics.are_counted = counts
         cuts = attempt.reductions.cuts.get((op.stage, op.micro_batch), frozenset())
         with self.precision():
             for layer in stage.layers:
@@ -183,13 +187,14 @@ class Computation:
                     first, value = layer, detached(value)
                     leaves = pytree.tree_leaves(value)
                 number = plan.samples.number(op.micro_batch)
-                self._generator.manual_seed(layer_seed(self.job_spec.seed, attempt.step, number, layer))
+                seed = layer_seed(self.job_spec.seed, attempt.step, number, 0 if plan.is_sharded else layer)
+                self._generator.manual_seed(seed)
                 value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
             if plan.is_last(op.micro_batch, op.stage):
                 sample = self._sample(op, attempt)
-                weight = self.job_spec.weight_of(sample, plan.samples.n_of(op.micro_batch))
+                weight = counts * self.job_spec.weight_of(sample, plan.samples.n_of(op.micro_batch))
                 loss, metrics = self.loss(value, self._on_device(sample[1]))
-                if stage.stop - 1 not in plan.samples.summed(op.micro_batch):
+                if counts and stage.stop - 1 not in plan.samples.summed(op.micro_batch):
                     attempt.tally.count(plan.samples.positions(op.micro_batch), loss, metrics, weight)
                 outputs = [loss]
             else:
@@ -277,7 +282,7 @@ class Computation:
 
     def _hand_back(self, op: Compute, attempt: Try, live: Live) -> None:
         """Keep the gradients by the stage's inputs for the send that follows, or for this worker's own previous stage."""
-        if op.stage > 0:
+        if op.stage > 0 and not attempt.plan.is_sharded:
             needing = [leaf for leaf in live.inputs if leaf.requires_grad]
             gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in needing]
             attempt.exchange.hand_over("B", op, gradients)

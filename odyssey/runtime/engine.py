@@ -16,6 +16,7 @@ from odyssey.model.model import Model
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.rest import Rest, rest_plan
 from odyssey.plan.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
+from odyssey.plan.sharded import counts, reader
 from odyssey.plan.worker import Worker, ranks_of
 from odyssey.protocol.model_spec import Boundary
 from odyssey.runtime import metrics
@@ -44,7 +45,9 @@ class Share:
         self.program = program(plan, worker)
         self.reductions = Reductions(plan, worker, self.program, gradients, groups, tally)
         self.forwards = [op for op in self.program if isinstance(op, Compute) and op.kind == "F"]
-        read = dict.fromkeys(op.micro_batch for op in self.forwards if op.stage == 0 or plan.is_last(op.micro_batch, op.stage))
+        read = dict.fromkeys(
+            op.micro_batch for op in self.forwards if plan.is_sharded or op.stage == 0 or plan.is_last(op.micro_batch, op.stage)
+        )
         self.read = [plan.samples.positions(micro_batch) for micro_batch in read]
 
 
@@ -89,9 +92,8 @@ class Engine:
     @property
     def samples(self) -> tuple[tuple[int, int], ...]:
         """Micro-batches whose loss this worker computes, and how many samples each has."""
-        plan = self.plan
-        last = (op.micro_batch for op in self._whole.forwards if plan.is_last(op.micro_batch, op.stage))
-        return tuple((micro_batch, plan.samples.n_of(micro_batch)) for micro_batch in last)
+        plan, ops = self.plan, ((op.micro_batch, op.stage) for op in self._whole.forwards)
+        return tuple((k, plan.samples.n_of(k)) for k, stage in ops if plan.is_last(k, stage) and counts(plan, k, stage))
 
     def _new_try(self, step: int, share: Share) -> Try:
         exchange = Exchange(share.plan, self.groups, self.expectations, share.program)
@@ -128,7 +130,7 @@ class Engine:
         """Of the splits of which this worker reads the first sample of the step."""
         if (snapshots := self._data.snapshots) is not None and is_due(step):
             plan = self.plan
-            mine = [plan.samples.positions(k) for k in range(plan.n_micro_batches) if plan.runner(k, 0) == self.worker]
+            mine = [plan.samples.positions(k) for k in range(plan.n_micro_batches) if reader(plan, k) == self.worker]
             snapshots.exchange(step, mine, self.groups)
 
     def _told(self) -> list[float]:
@@ -156,7 +158,8 @@ class Engine:
             began_s.append(now_s)
             match op:
                 case Compute():
-                    self.groups.waiter.check()
+                    if op.kind == "F" or not self.plan.is_sharded:  # what torch has begun of a sharded model it also ends
+                        self.groups.waiter.check()
                     self._compute(op)
                 case Send():
                     outputs = self._try.live[op.stage, op.micro_batch].outputs if op.kind == "F" else []
@@ -183,6 +186,7 @@ class Engine:
         layers, summed = plan.layer_range(k, op.stage).layers, plan.samples.summed(k)
         with self._tally.adding(frozenset(layers) - summed if summed else layers, plan.samples.positions(k)):
             self.computation.compute(op, self._try)
+        self.model.peers.settle()
         if plan.approximation is not None or self._try.exchange.has_queued:
             self._tally.lose(layers)  # another plan's step would be approximate in part, or of what has never come
 

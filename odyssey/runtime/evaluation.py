@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -85,7 +85,7 @@ def evaluate_body(engine: Engine, reader: Reader, measures: Mapping[str, Callabl
     Every worker goes through (micro-batch, stage) in ascending order, so sends and receives between any two agree.
     """
     with engine.model.in_evaluation():
-        return _Pass(engine, reader, measures).sums()
+        return (_Together if engine.plan.is_sharded else _Pass)(engine, reader, measures).sums()
 
 
 def _micro_batches(plan: Plan, n_samples: int) -> list[range]:
@@ -100,27 +100,30 @@ class _Pass:
         self._measures = measures
         self._micro_batches = _micro_batches(engine.plan, reader.n_samples)
         self._routes = [forward_route(engine.plan, number) for number in range(len(self._micro_batches))]
-        read = [
-            sample_ids
-            for sample_ids, route in zip(self._micro_batches, self._routes, strict=True)
-            if engine.worker in (route[0][0], route[-1][0])
-        ]
-        self._samples = reader.read(engine, read)
+        self._samples = reader.read(engine, self._read())
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
         self._loss = 0.0
         self._totals = dict.fromkeys(measures, 0.0)
         self._n_samples, self._weight = 0, 0.0
         """So many samples have their losses computed here, and so much they count."""
 
+    def _read(self) -> list[range]:
+        """The samples that this worker reads, in its order."""
+        me, both = self._engine.worker, zip(self._micro_batches, self._routes, strict=True)
+        return [sample_ids for sample_ids, route in both if me in (route[0][0], route[-1][0])]
+
     def sums(self) -> list[float]:
         """Go through all of them, and give what this worker adds."""
         with torch.no_grad():
-            for number, (sample_ids, route) in enumerate(zip(self._micro_batches, self._routes, strict=True)):
-                self._engine.now = (f"evaluation of micro-batch {number}", time.monotonic())
-                self._run(len(sample_ids), route)
+            self._go_through()
         for work, _ in self._sent:
             self._engine.groups.waiter.wait(work.wait)
         return [self._loss, self._weight, *(metrics.summed(self._totals, self._n_samples) if self._n_samples else [])]
+
+    def _go_through(self) -> None:
+        for number, (sample_ids, route) in enumerate(zip(self._micro_batches, self._routes, strict=True)):
+            self._engine.now = (f"evaluation of micro-batch {number}", time.monotonic())
+            self._run(len(sample_ids), route)
 
     def _run(self, n_samples: int, route: Sequence[tuple[Worker, range]]) -> None:
         """Take a micro-batch through this worker's stages of its way."""
@@ -175,3 +178,34 @@ class _Pass:
 
 
 _TAG = 1 << 30
+
+
+class _Together(_Pass):
+    """One worker's way where the model is sharded: a copy's workers compute a micro-batch each at the same time. Where fewer
+    are left in the last turn, the others compute one of these as well, and count nothing."""
+
+    def _read(self) -> list[range]:
+        return [self._micro_batches[number] for number, _ in self._turns]
+
+    @cached_property
+    def _turns(self) -> list[tuple[int, bool]]:
+        """Micro-batches, and whether they count here."""
+        plan, n = self._engine.plan, len(self._micro_batches)
+        p, shard = plan.place[self._engine.worker]
+        n_shards = plan.n_layers
+        firsts = range(p * n_shards, n, len(plan.pipelines) * n_shards)
+        return [(first + shard, True) if first + shard < n else (first, False) for first in firsts]
+
+    def _go_through(self) -> None:
+        model, device = self._engine.model, self._engine.model.device
+        (layer,) = model.held
+        for number, counts in self._turns:
+            self._engine.now = (f"evaluation of micro-batch {number}", time.monotonic())
+            self._engine.groups.waiter.check()
+            sample, n_samples = next(self._samples), len(self._micro_batches[number])
+            batch, target = on_device(sample[0], device), on_device(sample[1], device)
+            weight = self._engine.computation.job_spec.weight_of(sample, n_samples) if counts else 0.0
+            with self._engine.computation.precision():
+                output = model.call(layer, batch)
+                self._count(batch, output, target, n_samples if counts else 0, weight)
+            model.peers.settle()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from odyssey.model.dtensors import like, part_of
 from odyssey.model.model import Model
 from odyssey.plan.buckets import Bucket, buckets
 from odyssey.plan.plan import Plan
@@ -52,7 +53,7 @@ class Gradients:
                 self._own += [(parameter, parameter.grad) for parameter in alike if parameter.grad is not None]
                 stop = 0
                 for bucket in its:
-                    start, stop = stop, stop + sum(p.numel() for p in parameters[bucket] if p.dtype == dtype)
+                    start, stop = stop, stop + sum(part_of(p).numel() for p in parameters[bucket] if p.dtype == dtype)
                     if stop > start:
                         self._parts[bucket].append(flat[start:stop])
             self._workers[number] = group.workers
@@ -84,7 +85,7 @@ class Gradients:
         found = {}
         for number, shards in self._shards.items():
             named = [item for shard in shards for item in model.parameters_of(shard).items()]
-            facts = [(name, tuple(p.shape), str(p.dtype)) for name, p in named if p.requires_grad]
+            facts = [(name, tuple(part_of(p).shape), str(p.dtype)) for name, p in named if p.requires_grad]
             sizes = [(flat.numel(), str(flat.dtype)) for flat in self._flats[number]]
             parts = [[part.numel() for part in self._parts[bucket]] for bucket in self._buckets[number]]
             text = repr((self._workers[number], facts, sizes, parts))
@@ -99,7 +100,7 @@ class Gradients:
                 gradient = parameter.grad
                 if not parameter.requires_grad:
                     continue
-                if gradient is None or gradient.untyped_storage().data_ptr() not in storages:
+                if gradient is None or part_of(gradient).untyped_storage().data_ptr() not in storages:
                     yield f"shard {shard}: the gradient of {name} is not reduced"
 
     def start_reduction(self, bucket: Bucket, groups: Groups) -> list[Any]:
@@ -121,14 +122,15 @@ class Gradients:
 
 def _flat_gradient(parameters: list[nn.Parameter], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A buffer whose parts are the parameters' `.grad`: as it was, or zero."""
-    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=device)
+    flat = torch.zeros(sum(part_of(p).numel() for p in parameters), dtype=dtype, device=device)
     start = 0
     for parameter in parameters:
-        part = flat[start : start + parameter.numel()].view_as(parameter)
+        own = part_of(parameter)
+        part = flat[start : start + own.numel()].view_as(own)
         if parameter.grad is not None:
-            part.copy_(parameter.grad)
-        parameter.grad = part
-        start += parameter.numel()
+            part.copy_(part_of(parameter.grad))
+        parameter.grad = like(parameter, part)
+        start += own.numel()
     return flat
 
 

@@ -239,7 +239,7 @@ class Groups:
     def whole(self) -> tuple[WholeGroup, ...]:
         """Groups that another generation can take on, as far as this rank knows. They stay whole in one that is cut."""
         with self._lock:
-            whole = [group for group in self._sums.values() if group.is_whole]
+            whole = [group for group in self._sums.values() if group.is_whole and group.over.members not in self.needs.copies]
             return tuple(WholeGroup(each.name, len(all_ranks_of(each.over.members)), each.over.is_branch) for each in whole)
 
     def cut(self, reason: str) -> None:

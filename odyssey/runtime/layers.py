@@ -61,7 +61,7 @@ class Layers:
 
     def summed(self) -> tuple[Summed, ...]:
         """By layer. Without the statistics of the same micro-batches gradients are of no use."""
-        return () if self.model.statistics else self._tally.summed()
+        return () if self.model.statistics or self.model.n_shards > 1 else self._tally.summed()
 
     def joining(self) -> None:
         """State that comes is ahead of the script."""
@@ -80,7 +80,8 @@ class Layers:
         self._tally.clear()
 
     def measure(self, order: Measure, worker: Worker, groups: Groups) -> Measured:
-        """See odyssey/profiling/measure.py."""
+        """See odyssey/profiling."""
+        self.model.peers.among(groups, [stage.worker for stage in order.chain])
         with self.model.unchanged():
             return self._measure(order, worker, self.model, self._job_spec, self._backend, groups)
 
@@ -109,6 +110,7 @@ class Layers:
         """An engine over these layers."""
         if self._data is None:
             self._data = self._job_spec.prefetcher()
+        self.model.peers.among(groups, plan.pipelines[plan.place[worker][0]].workers if worker in plan.place else ())
         return Engine(
             plan, worker, self.model, self._job_spec, self._backend, self._data, groups, boundaries, self._tally, rest
         )

@@ -51,6 +51,7 @@ class LocalSession:
         model.hold_built(layers)
         tally = Tally(len(spec.layers), spec.ties)
         groups = Groups(to_nobody, 1, Needs((alone,)), alone, model.device)
+        model.peers.among(groups, (alone,))
         data = job_spec.prefetcher()
         atexit.register(data.close)
         self._engine = Engine(self.plan, alone, model, job_spec, backend, data, groups, (), tally)

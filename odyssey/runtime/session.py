@@ -315,7 +315,8 @@ class Session(Generic[R]):
         return self._control.phase.activity is Activity.DONE
 
     def _measure(self, order: Measure) -> None:
-        groups = self._building.groups(order.generation, Needs.of_chain(order.chain, self.worker))
+        needs = Needs.of_chain(order.chain, self.worker, is_sharded=self._state.spec.n_shards > 1)
+        groups = self._building.groups(order.generation, needs)
         self._control.use(groups)
         if self.worker in groups.needs.members:
             self._link.report(self._state.measure(order, self.worker, groups))

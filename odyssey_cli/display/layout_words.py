@@ -19,6 +19,7 @@ _LEGEND = {
     "-": "-1: one stage has no rank, and others run its micro-batches",
     "cut": "cut: smaller micro-batches, so that pipelines share them out evenly",
     "split": "split: backward in halves, with so many times the activations of 1F1B (max: as memory allows)",
+    "sharded": "sharded: each pipeline is a copy of the model, whose ranks have a shard each",
     "protected": "protected: ranks also keep layers of others, which a loss then leaves whole",
     "approximate": "approximate: some gradients are approximate",
 }
@@ -29,7 +30,8 @@ def in_words(plan: Plan) -> str:
     """All that the short form says, and whether backwards are in halves in the orders of single workers."""
     lengths = [len(pipeline.stages) for pipeline in plan.pipelines]
     n_lost = sum(stage.worker is None for pipeline in plan.pipelines for stage in pipeline.stages)
-    parts = [" + ".join(_of_length(length, len(list(run))) for length, run in groupby(lengths))]
+    of = _copies if plan.is_sharded else _of_length
+    parts = [" + ".join(of(length, len(list(run))) for length, run in groupby(lengths))]
     if n_lost:
         parts.append(f"{quantities.plural(n_lost, 'stage')} without a rank, whose micro-batches others run")
     if plan.is_cut:
@@ -53,6 +55,10 @@ def _of_length(n_stages: int, n: int) -> str:
     if n_stages == 1:
         return quantities.plural(n, "whole copy", "whole copies")
     return f"{quantities.plural(n, 'pipeline')} of {n_stages} stages"
+
+
+def _copies(n_shards: int, n: int) -> str:
+    return f"{quantities.plural(n, 'copy', 'copies')} of the model in {quantities.plural(n_shards, 'shard')}"
 
 
 def legend(forms: Iterable[str]) -> list[str]:

@@ -87,7 +87,7 @@ def merge(
         ),
         boundaries=_boundaries(measured),
         uncut=next((report.uncut for report in measured if report.uncut), ""),
-        is_whole=model.is_whole,
+        n_shards=model.n_shards,
     )
 
 
@@ -103,7 +103,7 @@ def check_model(profile: Profile, model: ModelSpec) -> None:
                 f"model's {layer.name!r}",
                 HELP,
             )
-    for name in ("micro_batch", "ties", "is_whole"):
+    for name in ("micro_batch", "ties", "n_shards"):
         if getattr(profile, name) != getattr(model, name):
             raise ProfileError(
                 f"{name} of the profile of {profile.model} is {getattr(profile, name)}, the model's is {getattr(model, name)}",

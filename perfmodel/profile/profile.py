@@ -152,7 +152,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `step_scale`: measured over modelled step time of the plans that have run, 1 until one has: what the op graph leaves
     out (waking up, memory traffic, other users of the machine) is much the same for all plans. `halves_scale`: the two halves
     of a backward over the whole one. `is_modelled`: by arithmetic (catalog.py), nobody has run it. `uncut`: why micro-batches
-    have to stay whole, empty if plans may cut them. `is_whole`: each rank's script uses the model, so none may be without work.
+    have to stay whole, empty if plans may cut them. `n_shards`: see ModelSpec; of a layer that is a
+    shard the costs are those of a pass through the whole model.
     `errors`: of the prices of plans that ran in this job.
     """
 
@@ -173,8 +174,18 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boundaries: tuple[Boundary, ...] = ()
     is_modelled: bool = False
     uncut: str = UNCUT
-    is_whole: bool = False
+    n_shards: int = 0
     errors: Errors = Errors()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the one layer is the script's own model, so that no rank may be without work."""
+        return self.n_shards == 1
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether layers are shards of it."""
+        return self.n_shards > 1
 
 
 def layer_specs(profile: Profile) -> tuple[LayerSpec, ...]:

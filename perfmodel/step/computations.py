@@ -18,6 +18,7 @@ from types import MappingProxyType
 from odyssey import kernel
 from odyssey.plan.plan import Plan
 from odyssey.plan.schedule import Receive, compute_order, dependency_order, one_forward_one_backward, program
+from odyssey.plan.sharded import together
 from odyssey.plan.split import Orders, split_orders
 from odyssey.plan.worker import Worker
 from perfmodel.step.costs import Costs
@@ -78,7 +79,7 @@ class Computations:
             if route.micro_batch in at_home:
                 self._routed.setdefault(route.micro_batch, []).append((route.stage, self._row_of[route.worker]))
         for p in pipelines:
-            self._add(p)
+            (self._add_copy if plan.is_sharded else self._add)(p)
         self.walk = self._walk()
 
     def computed(self, stretch: Mapping[int, float] = _ALONE) -> dict[Worker, Computed]:
@@ -151,6 +152,23 @@ class Computations:
         tasks.largest += whole.edges * n
         tasks.layers += [self._number_of.setdefault(layers, len(self._number_of)) for layers in ranges] * n
 
+    def _add_copy(self, p: int) -> None:
+        """Of a sharded model: in each turn each worker computes one whole micro-batch, by itself as far as time goes."""
+        its, tasks = self._plan.pipelines[p], self._tasks
+        n_samples = self._plan.samples.n_of(its.first_micro_batch)
+        self._first_of[its.first_micro_batch] = len(tasks.row)
+        for worker, layers in zip(its.workers, its.ranges, strict=True):
+            n = len(together(self._plan, worker)) // 2
+            tasks.row += [self._row_of[worker]] * n
+            tasks.is_first += [True] * n
+            tasks.is_last += [True] * n
+            tasks.cost += self._costs.stages((layers,), n_samples).costs * n
+            tasks.layers += [self._number_of.setdefault(layers, len(self._number_of))] * n
+            tasks.size += [0.0] * n
+            tasks.largest += [0] * n
+            tasks.there += [-1] * n
+            tasks.back += [-1] * n
+
     def _costs_of(self, p: int, costs: list[kernel.Cost]) -> list[kernel.Cost]:
         """Those of the tasks that were added last, which are `costs` but for those of workers whose backward is approximate."""
         its, rows = self._plan.pipelines[p], self._tasks.row[len(self._tasks.row) - len(costs) :]
@@ -177,6 +195,10 @@ class Computations:
         p, s = plan.place[worker]
         its = plan.pipelines[p]
         n, n_stages = len(its.micro_batches), len(its.stages)
+        if plan.is_sharded:
+            n_turns = len(together(plan, worker)) // 2
+            first = first_of[its.first_micro_batch] + s * n_turns
+            return [4 * (first + turn) + _NUMBER[kind] for turn in range(n_turns) for kind in ("F", "B")]
         if p in self._whole and worker not in plan.schedule.order_of and worker not in plan.routed_to:
             ops = split_orders(plan, p)[s] if plan.schedule.rule == "split" else _plain_orders(n_stages, n)[s]
             before = 4 * first_of[its.first_micro_batch]

@@ -90,6 +90,7 @@ def compose(
         idle=tuple(sorted(set(situation.alive) - set(needed))),
         state_from=StateFrom.SCRIPT if at_start else StateFrom.HOLDERS,
         approximation=approximation,
+        is_sharded=profile.is_sharded,
     )
     return prove(plan)
 

@@ -66,9 +66,20 @@ def holders(situation: Situation, plan: Plan) -> Outlook:
 
 def closed_step_s(situation: Situation, n_left: int) -> float | None:
     """Step time of the best layout for so many workers by closed form, None if there is none."""
+    if situation.profile.is_sharded:
+        return _copies_step_s(situation, n_left // len(situation.profile.layers))
     shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
     closed_s = quick_best_s(shapes, n_left) if n_left > 0 else math.inf
     return closed_s * situation.profile.step_scale if closed_s < math.inf else None
+
+
+def _copies_step_s(situation: Situation, n_copies: int) -> float | None:
+    """Of so many copies of a sharded model: the turns of the one that has most."""
+    if n_copies < 1:
+        return None
+    profile = situation.profile
+    n_turns = math.ceil(n_micro_batches_of(situation) / len(profile.layers))
+    return math.ceil(n_turns / n_copies) * max(situation.costs.layer_s()) * profile.step_scale
 
 
 def worth(candidate: Candidate, transition_s: float, change: ExpectedChange) -> float:

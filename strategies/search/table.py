@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import product
 
 import msgspec
 from msgspec.structs import replace
@@ -105,7 +106,10 @@ def _as_it_was(situation: Situation) -> list[Candidate]:
 def _asked(situation: Situation, moment: Moment, only: str | None = None) -> list[Proposal | Candidate]:
     """What strategies answer, all or one of them; of one that fails the row that says why."""
     rows: list[Proposal | Candidate] = []
-    for name in strategies.names(moment) if only is None else [only]:
+    is_sharded = situation.profile.is_sharded
+    if is_sharded and only is not None:
+        return [Proposal(only, None, "the model is sharded")]
+    for name in strategies.names(moment, sharded=is_sharded) if only is None else [only]:
         found = attempt(name, partial(_answers, situation, moment, name))
         rows += [found] if isinstance(found, Candidate) else found
     return rows
@@ -218,8 +222,8 @@ def warm_up() -> None:
     """Load what searches import when they first need it (about half a second), so that no recovery waits for it.
 
     What cannot be loaded is told when it is asked for."""
-    for moment in strategies.Moment:
-        for name in strategies.names(moment):
+    for moment, sharded in product(strategies.Moment, (False, True)):
+        for name in strategies.names(moment, sharded=sharded):
             attempt(name, partial(strategies.load, name, moment))
     import scipy.optimize  # noqa: F401
 
@@ -253,17 +257,23 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
 
     candidates = [priced(row) if isinstance(row, Proposal) else row for row in rows]
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
-    cut = attempt_all("with_cut_micro_batches", lambda: with_cut_micro_batches(situation, situation.costs, changes, priced))
-    candidates += cut
-    changes += cut
-    candidates += attempt_all("in_halves", lambda: in_halves(situation, situation.costs, changes, priced))
-    found = attempt("protected", lambda: protected(situation, candidates, priced))
-    candidates = [*candidates, found] if isinstance(found, Candidate) else found
+    if not situation.profile.is_sharded:
+        candidates += _made_into_others(situation, changes, priced)
+        found = attempt("protected", lambda: protected(situation, candidates, priced))
+        candidates = [*candidates, found] if isinstance(found, Candidate) else found
     step_of = cache(partial(closed_step_s, situation))
     ahead = Ahead(situation, step_of)
     growing = Growing(situation, ahead, step_of, candidates) if situation.arriving else None
     valued = [attempt(its.strategy, partial(_looked_ahead, situation, ahead, growing, its)) for its in candidates]
     return with_reasons(_with_better_moves(situation, valued), situation.aim)
+
+
+def _made_into_others(
+    situation: Situation, changes: Sequence[Candidate], priced: Callable[[Proposal], Candidate]
+) -> list[Candidate]:
+    """What becomes of plans with their micro-batches cut, and with their backwards in halves."""
+    cut = attempt_all("with_cut_micro_batches", lambda: with_cut_micro_batches(situation, situation.costs, changes, priced))
+    return cut + attempt_all("in_halves", lambda: in_halves(situation, situation.costs, [*changes, *cut], priced))
 
 
 def _looked_ahead(situation: Situation, ahead: Ahead, growing: Growing | None, candidate: Candidate) -> Candidate:
