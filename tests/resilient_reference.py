@@ -66,15 +66,32 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
 
 
 def differences(variant: str, found: dict[int, dict[str, Any]], n_steps: int = job.N_STEPS) -> dict[int, float]:
-    """rank -> the largest, over all that it has written; infinite for what it has not, or should not have."""
-    expected = trained(variant, n_steps)
-    return {rank: _difference(one, expected) for rank, one in found.items()}
+    """rank -> the largest, over all that it has written; infinite for what it has not, or should not have. Of a model that is
+    sharded over n ranks each has the part that torch.chunk gives the rank of its number, round n."""
+    base, _, how = variant.partition("+")
+    base, _, n_shards = base.partition("/")
+    expected = trained("+".join([base, how]) if how else base, n_steps)
+    n = int(n_shards or 1)
+    return {rank: _difference(one, expected, rank % n, n) for rank, one in found.items()}
 
 
-def _difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
+def _difference(found: dict[str, Any], expected: dict[str, Any], shard: int, n: int) -> float:
     if found["state"].keys() != expected["state"].keys() or not found["losses"].keys() <= expected["losses"].keys():
         return float("inf")
-    pairs = [(value, expected["state"][name]) for name, value in found["state"].items()]
+    parts = {name: _part(value, shard, n) if is_sharded(name) else value for name, value in expected["state"].items()}
+    if any(value.shape != parts[name].shape for name, value in found["state"].items()):
+        return float("inf")
+    pairs = [(value, parts[name]) for name, value in found["state"].items() if value.numel()]
     pairs += [(torch.tensor(loss), torch.tensor(expected["losses"][step])) for step, loss in found["losses"].items()]
     pairs += [(torch.tensor(found["validation"]), torch.tensor(expected["validation"]))]
     return max((mine.double() - its.double()).abs().max().item() for mine, its in pairs)
+
+
+def is_sharded(name: str) -> bool:
+    """Whether it has the form of a parameter: buffers, counts of steps and rates are whole on each rank."""
+    return not any(each in name for each in ("running", "num_batches", ".step", "rate"))
+
+
+def _part(value: torch.Tensor, shard: int, n: int) -> torch.Tensor:
+    chunks = value.chunk(n)
+    return chunks[shard] if shard < len(chunks) else value[:0]

@@ -5,6 +5,7 @@ Torch's module for them takes a second to import: it is there if any such tensor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,10 +35,50 @@ def like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 def parts_in(state: Any) -> Any:
     """The same nesting, with this rank's part in the place of each DTensor."""
-    if isinstance(state, torch.Tensor):
-        return part_of(state).detach() if is_divided(state) else state
+    return _mapped(state, lambda value: part_of(value).detach() if _is_divided(value) else None)
+
+
+def taken_apart(state: Any) -> Any:
+    """The same, with what `whole_again` makes DTensors of in their place."""
+
+    def apart(value: Any) -> Any:
+        if not _is_divided(value):
+            return None
+        dims = [placement.dim if placement.is_shard() else -1 for placement in value.placements]
+        return {_MARK: part_of(value).detach(), "shape": list(value.shape), "stride": list(value.stride()), "dims": dims}
+
+    return _mapped(state, apart)
+
+
+def whole_again(state: Any, one: torch.Tensor) -> Any:
+    """What `taken_apart` gave, with DTensors on the mesh of `one`."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = one.device_mesh  # type: ignore[attr-defined]
+
+    def whole(value: Any) -> Any:
+        if not (type(value) is dict and _MARK in value):
+            return None
+        placements = [Shard(dim) if dim >= 0 else Replicate() for dim in value["dims"]]
+        shape, stride = torch.Size(value["shape"]), tuple(value["stride"])
+        return DTensor.from_local(value[_MARK].clone(), mesh, placements, run_check=False, shape=shape, stride=stride)
+
+    return _mapped(state, whole)
+
+
+_MARK = "this rank's part"
+
+
+def _is_divided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and is_divided(value)
+
+
+def _mapped(state: Any, replaced: Callable[[Any], Any]) -> Any:
+    """A nesting with what `replaced` gives in the place of each value that it gives something for."""
+    if (its := replaced(state)) is not None:
+        return its
     if type(state) is dict:
-        return {key: parts_in(value) for key, value in state.items()}
+        return {key: _mapped(value, replaced) for key, value in state.items()}
     if type(state) in (list, tuple):
-        return type(state)(parts_in(value) for value in state)
+        return type(state)(_mapped(value, replaced) for value in state)
     return state

@@ -13,10 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from odyssey.errors import JobError
-from odyssey.model.dtensors import is_divided, like, part_of, parts_in
+from odyssey.model.dtensors import is_divided, like, part_of, parts_in, taken_apart, whole_again
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, in_words, made_optimizer, made_scheduler
 
 
@@ -104,11 +103,7 @@ class ShardOfParts(StateShard):
         progress = super().progress()
         if foreign := next(_divided_otherwise(self.optimizer), None):
             raise JobError(f"{type(self.optimizer).__name__} keeps {foreign} divided otherwise than its parameter", _ALIKE)
-        if any(isinstance(leaf, torch.Tensor) and is_divided(leaf) for leaf in pytree.tree_leaves(progress["extra"])):
-            what = "what is in extra=[...] has a state that is divided among ranks"
-            raise JobError(what, "keep whole tensors there, or none")
-        parts: dict[str, Any] = parts_in(progress)
-        return parts
+        return {**parts_in(progress), "extra": taken_apart(progress["extra"])}
 
     def load_progress(self, progress: dict[str, Any]) -> None:
         """Take on a copy of what `progress` gave: what has the form of a parameter's part is divided as that is."""
@@ -117,6 +112,8 @@ class ShardOfParts(StateShard):
             of_number = dict(zip(_numbers(saved["param_groups"]), _numbers(self.optimizer.param_groups), strict=True))
             state = {number: _divided_as(of_number.get(number), values) for number, values in saved["state"].items()}
             progress = {**progress, "optimizer": {**saved, "state": state}}
+        if self.extra and self.named:
+            progress = {**progress, "extra": whole_again(progress["extra"], next(iter(self.named.values())))}
         super().load_progress(progress)
 
     def state_by_name(self, named: Mapping[str, nn.Parameter]) -> dict[str, Any]:

@@ -11,7 +11,8 @@
     unlike     as `average`, of models that ranks have built with other values
     saved      saves behind step 3, and goes on from there when it is run again
 
-With `+KIND` or `+KIND+N` behind the variant its data can only be iterated over (tests/streams.py), by N worker processes.
+With `/N` behind it the model is sharded by torch over N ranks (odyssey.shard_mesh).
+With `+KIND` or `+KIND+N` behind that its data can only be iterated over (tests/streams.py), by N worker processes.
 A KILL is RANK:STEP:POINT. Each rank writes at the end what its own objects have come to, if it has work then.
 """
 
@@ -152,23 +153,26 @@ def scheduler(its_optimizer: torch.optim.Optimizer, variant: str) -> Any:
 
 def state(net: nn.Module, its_optimizer: torch.optim.Optimizer, loop: Loop) -> dict[str, Tensor]:
     """All that training has made, from the script's own objects."""
-    found = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+    found = dict(net.state_dict())
     for name, parameter in net.named_parameters():
         values = its_optimizer.state.get(parameter, {})
-        found |= {f"{name}.{key}": value.detach().clone() for key, value in values.items() if isinstance(value, Tensor)}
+        found |= {f"{name}.{key}": value for key, value in values.items() if isinstance(value, Tensor)}
     found |= {f"average.{name}": value for name, value in loop.average.values.items()}
     found["rate"] = torch.tensor(its_optimizer.param_groups[0]["lr"], dtype=torch.float64)
-    return found
+    return {name: getattr(tensor, "_local_tensor", tensor).detach().clone() for name, tensor in found.items()}
 
 
 def main() -> None:
     folder, variant, *rest = sys.argv[1:]
     variant, *how = variant.split("+")
+    variant, _, n_shards = variant.partition("/")
     held = (rest[1], int(rest[2])) if rest[:1] == ["--hold"] else None
     kills = [tuple(kill.split(":")) for kill in rest[3 if held else 0 :]]
     out = Path(folder)
     rank = os.environ.get("RANK", "0")
     net = model(variant)
+    if n_shards:
+        shard(net, int(n_shards))
     its_optimizer = optimizer(net, variant)
     loop = Loop(net, its_optimizer, variant)
     now = -1
@@ -227,8 +231,20 @@ def main() -> None:
             sys.exit(0)
         time.sleep(PAUSE_S)
         now = step.index + 1
-    found = {"losses": losses, "state": state(net, its_optimizer, loop)}
-    torch.save({**found, "validation": run.evaluate(Points(variant))}, out / f"{rank}.pt")
+    found = {"losses": losses, "state": state(net, its_optimizer, loop), "validation": run.evaluate(Points(variant))}
+    if run.rank in run.plan.workers:  # of a sharded model some may wait for others
+        torch.save(found, out / f"{rank}.pt")
+
+
+def shard(net: nn.Module, n: int) -> None:
+    """Over so many ranks, in two groups of parameters."""
+    from torch.distributed.fsdp import fully_shard
+
+    import odyssey
+
+    mesh = odyssey.shard_mesh(n)
+    fully_shard(net[0], mesh=mesh)
+    fully_shard(net, mesh=mesh)
 
 
 def disturb(net: nn.Module, its_optimizer: torch.optim.Optimizer, at: Callable[[str], None]) -> None:
@@ -237,7 +253,11 @@ def disturb(net: nn.Module, its_optimizer: torch.optim.Optimizer, at: Callable[[
     from odyssey.runtime.session import Session
 
     agree, take = session.agree, Session._take
-    next(iter(net.parameters())).register_hook(lambda gradient: at("backward"))
+    first = next(iter(net.parameters()))
+    if hasattr(first, "placements"):  # a sharded parameter has no gradient before a sum over ranks
+        net[2].register_full_backward_hook(lambda *_: at("backward"))
+    else:
+        first.register_hook(lambda gradient: at("backward"))
 
     def agreeing(runner, unit, place, values):
         if place == "commit":
