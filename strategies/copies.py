@@ -1,14 +1,15 @@
 """Copies, for a model that is sharded: the ranks make as many whole copies of it as they can, and each trains.
 
 A rank has the shard of its number for as long as it lives, and a copy is one rank with each shard. Where one is lost, the
-others of its copy wait until a copy can be made of them: with what is left of another one, with a rank that comes back.
-Whoever has waited gets its shard's state from a rank that has it.
+others of its copy keep their shards, stepping them with the rest, until a copy can be made of them: with what is left of
+another one, with a rank that comes back. So every rank that lives is one more holder of its shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from odyssey.plan.moves import Keep
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
@@ -16,7 +17,7 @@ from strategies.building.compose import batch_of, compose, n_micro_batches_of
 from strategies.situation import Proposal, Situation
 
 NAME = "copies"
-SUMMARY = "For sharded models: ranks that have all shards between them make a copy, and each copy trains; the others wait."
+SUMMARY = "For sharded models: ranks with all shards make a copy, each copy trains, and the others keep their shards."
 SHARDED = True
 """It is asked for such models, and no other strategy is."""
 
@@ -56,7 +57,9 @@ def _proposed(situation: Situation, workers: Collection[Worker], back: Collectio
         return Proposal(NAME, None, "who comes back makes no copy whole")
     pipelines = [[Stage(worker, shard, shard + 1) for shard, worker in enumerate(copy)] for copy in copies]
     shares = shares_of(n_micro_batches, len(copies), n_shards)
-    return Proposal(NAME, compose(situation, NAME, pipelines, shares, spawned=spawned), "")
+    others = sorted(set(situation.alive).difference(*copies))
+    keeps = [Keep(worker, worker % n_shards, worker % n_shards + 1) for worker in others]
+    return Proposal(NAME, compose(situation, NAME, pipelines, shares, spawned=spawned, keeps=keeps), "")
 
 
 def _copies(situation: Situation, workers: Collection[Worker]) -> list[tuple[Worker, ...]]:

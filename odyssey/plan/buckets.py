@@ -65,7 +65,7 @@ def starts(
     plan: Plan, worker: Worker, program: Sequence[Op], layer_bytes: Sequence[int], tie_bytes: Sequence[int]
 ) -> tuple[Start, ...]:
     """All buckets that `worker` sums with others, in the order in which it starts them."""
-    if worker not in plan.place:
+    if worker not in plan.holds:
         return ()
     complete = complete_at(plan, worker, program)
     groups = [g for g in plan.groups_of.get(worker, ()) if len(plan.reduce[g].workers) > 1]

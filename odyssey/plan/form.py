@@ -23,7 +23,7 @@ def form_of(plan: Plan) -> str:
         words.append("cut")
     if plan.schedule.rule != "1f1b":
         words.append(plan.schedule.name)
-    if plan.keep_runs:
+    if plan.keep_runs and not plan.is_sharded:
         words.append("protected")
     if plan.approximation is not None:
         words.append("approximate")

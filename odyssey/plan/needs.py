@@ -61,7 +61,7 @@ class Needs(NamedTuple):
         else:
             limit = max(FORGOTTEN, timedelta(seconds=STEPS_OF_PATIENCE * plan.estimate.step_s))
         movers = tuple(sorted({*plan.workers, *(move.source for move in plan.moves)}))
-        ops = program(plan, me) if me in plan.runs else ()
+        ops = program(plan, me) if me in plan.place else ()
         peers = {op.peer for op in ops if isinstance(op, Send | Receive)}
         sources = {move.source for move in plan.moves if move.target == me}
         targets = {move.target for move in plan.moves if move.source == me}

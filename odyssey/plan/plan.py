@@ -276,8 +276,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
-        """All workers that run ops, ascending. The position in this tuple is the one in the generation's groups."""
-        return tuple(sorted(self.runs))
+        """All workers that run ops, ascending, those without a stage as well that only keep layers. The position in this tuple
+        is the one in the generation's groups."""
+        return tuple(sorted(self.holds))
 
     @cached_property
     def place(self) -> Mapping[Worker, tuple[int, int]]:

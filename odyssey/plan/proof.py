@@ -63,6 +63,8 @@ def _problems(plan: Plan) -> Iterator[str]:
     for worker in plan.idle:
         if worker in seen:
             yield f"worker {worker} is idle and in {_where(*seen[worker])}"
+        elif worker in plan.holds:
+            yield f"worker {worker} is idle and keeps layers"
     for layer in range(plan.n_layers):
         if not plan.holders[layer]:
             yield f"layer {layer} has no holder"
@@ -103,7 +105,7 @@ def _keep_problems(plan: Plan) -> Iterator[str]:
             yield f"layers [{first}, {stop}) are kept, the model has {plan.n_layers}"
             continue
         for worker in run.workers:
-            if worker not in plan.place:
+            if worker not in plan.place and not plan.is_sharded:
                 yield f"worker {worker} keeps layers [{first}, {stop}) and has no stage"
             if both := plan.runs.get(worker, frozenset()).intersection(run.keep.layers):
                 yield f"worker {worker} keeps layer {min(both)}, which it runs"

@@ -250,7 +250,7 @@ def _sent(plan: Plan, sender: Worker, receiver: Worker, kind: TransferKind) -> l
 def add_reductions(plan: Plan, worker: Worker, ops: Sequence[Op]) -> list[Op]:
     """Behind the last computation that adds to a group's gradients, or to those of layers above, start what is not yet started
     of its reduction (odyssey/plan/buckets.py); then commit and step."""
-    if worker not in plan.place:
+    if worker not in plan.holds:
         return list(ops)
     complete = complete_at(plan, worker, ops)
     lowest = {g: _lowest_layer(plan, g) for g in plan.groups_of.get(worker, ())}

@@ -1,7 +1,8 @@
 """What a plan says of a sharded model: which workers have a copy of it together, and who computes which micro-batch in it.
 
 The workers of a copy, a pipeline of the plan, have a shard each. They take its micro-batches in turns, one each at a time.
-Where fewer are left, the others compute the first of these once more, as their shards are needed, and count nothing.
+Where fewer are left, the others compute the first of these once more, as their shards are needed, and count nothing. A worker
+that is in no copy may keep its shard: it computes nothing, and has its part in sums and steps.
 """
 
 from __future__ import annotations

@@ -191,6 +191,8 @@ class _Together(_Pass):
     def _turns(self) -> list[tuple[int, bool]]:
         """Micro-batches, and whether they count here."""
         plan, n = self._engine.plan, len(self._micro_batches)
+        if self._engine.worker not in plan.place:
+            return []
         p, shard = plan.place[self._engine.worker]
         n_shards = plan.n_layers
         firsts = range(p * n_shards, n, len(plan.pipelines) * n_shards)

@@ -49,8 +49,8 @@ def plan_grid(
 
 
 def idle_line(plan: Plan, states: Mapping[Rank, RankState], *, ascii_only: bool = False) -> Text | None:
-    """The ranks outside the layout: idle ones and lost ones."""
-    used = set(all_ranks_of(plan.workers))
+    """The ranks outside the layout: those that only keep layers, idle ones and lost ones."""
+    used = set(all_ranks_of(plan.place))
     outside = sorted({*all_ranks_of(plan.idle), *(rank for rank, state in states.items() if rank not in used)})
     if not outside:
         return None

@@ -38,8 +38,10 @@ def in_words(plan: Plan) -> str:
         parts.append("micro-batches cut to share them out evenly")
     if plan.schedule.has_halves:
         parts.append("backward in halves")
-    if plan.keep_runs:
+    if plan.keep_runs and not plan.is_sharded:
         parts.append("ranks keep layers of others")
+    if plan.is_sharded and (n_others := len(plan.workers) - len(plan.place)):
+        parts.append(f"{quantities.plural(n_others, 'rank')} outside of them that keep{'s' if n_others == 1 else ''} a shard")
     if plan.approximation is not None:
         parts.append("some gradients approximate")
     return "; ".join(parts)

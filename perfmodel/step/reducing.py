@@ -73,7 +73,7 @@ def ready(
     for g, group in enumerate(plan.reduce):
         if len(group.workers) < 2:
             continue
-        kinds = set(map(twin.__getitem__, group.workers))
+        kinds = {twin[worker] for worker in group.workers if worker in twin}  # others only keep it
         for bucket in buckets(plan, g, costs.gradient_bytes, costs.profile.tie_bytes):
             found.append((max(at_layer(plan, kind, complete[kind], bucket.lowest) for kind in kinds), bucket))
     return found

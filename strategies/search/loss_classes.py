@@ -252,8 +252,9 @@ def _rows(plan: Plan, everyone: Iterable[Worker], slow: Mapping[Worker, float]) 
         rows.append((kinds.setdefault(kind, len(kinds)), tuple(stage.worker for stage in pipeline.stages)))
     for worker in everyone:
         if worker not in plan.place:
-            shard = worker % plan.n_layers if plan.is_sharded else 0
-            rows.append((kinds.setdefault(("idle", slow.get(worker, 1.0), shard), len(kinds)), (worker,)))
+            shard = worker % plan.n_layers if plan.is_sharded else None
+            kind = "idle", slow.get(worker, 1.0), plan.keeps.get(worker), shard
+            rows.append((kinds.setdefault(kind, len(kinds)), (worker,)))
     return rows
 
 
