@@ -43,6 +43,10 @@ VARIANTS = {
         "tokens+drawn stated",
         "plain+divided stated+1",
         "average+whole stated",
+        "plain/2",
+        "average/2",
+        "batchnorm/2",
+        "tokens/2+drawn stated",
     ),
 }
 POINTS = {
@@ -106,6 +110,9 @@ def draw(kind: str, seed: int) -> Case:
     n_ranks = rng.choice((2, 3, 4, 4, 5, 6) if kind == "ddp" else (2, 3, 4))
     first = 0 if kind == "resilient" or rng.random() < 0.15 else 1
     victims = rng.sample(range(first, n_ranks), rng.randint(1, n_ranks - 1))
+    variant = rng.choice(VARIANTS[kind])
+    if "/" in variant:  # two copies of two shards, and of each shard one holder lives
+        n_ranks, victims = 4, [rng.choice((shard, shard + 2)) for shard in rng.sample((0, 1), rng.randint(1, 2))]
     n_units, n_steps = (40, 10) if kind == "ddp" else (200, 150)
     strikes, points = [], []
     for rank in victims:
@@ -119,7 +126,7 @@ def draw(kind: str, seed: int) -> Case:
     if kind == "ddp" and rng.random() < 0.5:
         points += _lacking_sums(rng, n_ranks, victims[0], rng.randint(0, n_steps))
     returns = kind == "ddp" or rng.random() < 0.7
-    return Case(kind, seed, rng.choice(VARIANTS[kind]), n_ranks, tuple(strikes), tuple(points), returns)
+    return Case(kind, seed, variant, n_ranks, tuple(strikes), tuple(points), returns)
 
 
 def _lacking_sums(rng: random.Random, n_ranks: int, victim: int, step: int) -> list[str]:

@@ -1,0 +1,92 @@
+"""A script's own model that torch has sharded (odyssey.shard_mesh, fully_shard): exact wherever ranks are lost or come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen
+from perfmodel.profile import profile as profiles
+from tests.agent_runs import Ran, nothing_left
+from tests.held import Held
+from tests.jobs.resilient import N_STEPS, POINTS
+from tests.launcher.agent.test_resilient import assert_exact, options, quick
+
+__all__ = ["nothing_left"]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
+VARIANTS = ("plain/2", "batchnorm/2", "average/2", "plateau/2", "clamped/2", "frozen/2", "padded/2", "tokens/2")
+
+
+@pytest.mark.parametrize("variant", quick(VARIANTS, "batchnorm/2"))
+def test_what_nobody_disturbs_is_what_one_process_trains(variant: str, tmp_path: Path) -> None:
+    """Two copies of two shards, of which one parameter is smaller than the copy."""
+    ran = Ran(options(tmp_path, variant, n_ranks_per_node=4))
+    assert_exact(ran, tmp_path, variant, n_ranks=4)
+
+
+@pytest.mark.parametrize("n_shards", [pytest.param(1, marks=pytest.mark.soak), 3, pytest.param(4, marks=pytest.mark.soak)])
+def test_one_copy_is_on_all_ranks(n_shards: int, tmp_path: Path) -> None:
+    """Four micro-batches of three ranks: in the second turn two of them compute for others."""
+    ran = Ran(options(tmp_path, f"average/{n_shards}", n_ranks_per_node=n_shards))
+    assert_exact(ran, tmp_path, f"average/{n_shards}", n_ranks=n_shards)
+
+
+@pytest.mark.parametrize("point", quick(POINTS, "backward"))
+@pytest.mark.parametrize("variant", quick(VARIANTS, "average/2"))
+def test_survivors_go_on_wherever_a_rank_is_lost(variant: str, point: str, tmp_path: Path) -> None:
+    """The other rank of its copy is in the midst of a pass, and keeps its shard from then on."""
+    ran = Ran(options(tmp_path, variant, f"1:5:{point}", n_ranks_per_node=4))
+    assert_exact(ran, tmp_path, variant, {1}, n_ranks=4)
+    assert [len(plan.pipelines) for plan in plans(ran)] == [2, 1]
+    assert plans(ran)[-1].keeps == {0: {0}}
+
+
+def test_a_copy_is_made_of_what_two_losses_have_left(tmp_path: Path) -> None:
+    """The rank with shard 0 of one copy is lost, and later the one with shard 1 of the other."""
+    ran = Ran(options(tmp_path, "tokens/2", "0:2:at_commit", "3:6:after_commit", n_ranks_per_node=4))
+    assert_exact(ran, tmp_path, "tokens/2", {0, 3}, n_ranks=4)
+    assert [stage.worker for stage in plans(ran)[-1].pipelines[0].stages] == [2, 1]
+
+
+def test_a_rank_that_comes_back_makes_a_copy_whole(tmp_path: Path) -> None:
+    """Behind a step all wait until it is about to be taken in; what the loop did before comes with the state."""
+    (tmp_path / "first").mkdir()
+    assert Ran(options(tmp_path / "first", "plain/2", n_ranks_per_node=4, write_profile=tmp_path / "measured.json")).code == 0
+    measured = profiles.read(tmp_path / "measured.json")
+    profiles.write(replace(measured, cluster=replace(measured.cluster, cores=None)), tmp_path / "profile.json")
+    held = Held(tmp_path / "held", 6)
+
+    def watch(event: Event, ran: Ran) -> None:
+        if isinstance(event.body, Draining):
+            held.release()
+
+    try:
+        given = {"n_ranks_per_node": 4, "max_restarts": 3, "profile": tmp_path / "profile.json"}
+        ran = Ran(options(tmp_path, "average/2", *held.arguments, "1:3:loop", **given), watch)
+    finally:
+        held.release()
+    assert_exact(ran, tmp_path, "average/2", n_ranks=4)
+    assert [len(plan.pipelines) for plan in plans(ran)] == [2, 1, 2]
+
+
+def test_a_later_run_goes_on_from_what_was_saved(tmp_path: Path) -> None:
+    first = Ran(options(tmp_path, "saved/2", n_ranks_per_node=2))
+    assert first.code == 0, first.text("stderr")
+    second = Ran(options(tmp_path, "saved/2", n_ranks_per_node=4, log_dir=tmp_path / "second"))
+    assert_exact(second, tmp_path, "saved/2", n_ranks=4)
+    assert second.steps() == list(range(4, N_STEPS))
+
+
+def test_a_shard_that_nobody_has_any_more_ends_the_job(tmp_path: Path) -> None:
+    """By its name: there is no copy to go on with."""
+    ran = Ran(options(tmp_path, "plain/2", "1:3:forward", n_ranks_per_node=2))
+    assert ran.code == 1
+    (ended,) = ran.all(JobEnded)
+    assert "shard 1) is lost (rank 1)" in ended.reason and "checkpoint" in ended.help
+
+
+def plans(ran: Ran) -> list[PlanChosen]:
+    chosen = {event.generation: event.body.plan for event in ran.events if isinstance(event.body, PlanChosen)}
+    return [chosen[event.generation] for event in ran.events if isinstance(event.body, GenerationStarted)]
