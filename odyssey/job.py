@@ -379,6 +379,15 @@ class Job:
         self._session.run(Transaction("state_dict", body, lambda sums: (0.0,), lambda engine, values: None))
         return gathered
 
+    def model_state(self, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The model's own `state_dict`, of what `state_dict` gave or `once_with_state` gives: for a file that others read.
+
+        In a job of `odyssey.resilient` under the names that the script's model has, and whole where it is sharded; in a Job of
+        layers under those of `state_dict`.
+        """
+        tensors: dict[str, torch.Tensor] = state["model"]
+        return self._model.own_state(tensors) if isinstance(self._model, Whole) else dict(tensors)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take on what `state_dict` gave on some rank. All ranks call it with the whole state; each takes its layers.
 

@@ -60,7 +60,7 @@ def session_of(
     if _newest is not None:
         _newest.finish()
     measuring: Measuring = measure
-    if model.n_shards > 1:
+    if model.is_divided:
         from odyssey.sharding.measure import measure as measuring
     _newest = session = Session(agent, agent.rank, Layers(model, job_spec, backend, measuring), _newest)
     session.start()

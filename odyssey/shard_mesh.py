@@ -21,15 +21,16 @@ def shard_mesh(n_shards: int) -> DeviceMesh:
 
     `n_shards` ranks have a copy of the model together: ranks 0 to n_shards - 1, the next n_shards, and so on. A script that
     runs alone has all of it. The process group is made here: in it a rank's number is that of its shard.
-    Raises JobError for a number that does not divide the ranks, and where there is a process group already.
+    Ranks that are left over keep their shard up to date until they make a copy with others.
+    Raises JobError where there are fewer ranks, or a process group already.
     """
     rank, n_ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if not isinstance(n_shards, int) or n_shards < 1:
         raise JobError(f"shard_mesh({n_shards!r})", "give the number of ranks that have a copy of the model together")
     if link.connect() is None:
         rank, n_shards = 0, 1
-    elif n_ranks % n_shards:
-        raise JobError(f"shard_mesh({n_shards}): there are {n_ranks} ranks", f"start a multiple of {n_shards}")
+    elif n_ranks < n_shards:
+        raise JobError(f"shard_mesh({n_shards}): there are {n_ranks} ranks", f"start {n_shards} at least")
     if dist.is_initialized():
         raise JobError("shard_mesh: there is a process group already", "leave init_process_group out: Odyssey makes the groups")
     device = joining.device_of(None)

@@ -70,6 +70,8 @@ def check(model: Model, state: dict[str, Any], layers: Collection[int]) -> None:
     for part in ("model", "optimizer", "step"):
         if part not in state:
             raise JobError(f"the state has no {part!r}", "load what job.state_dict() gave on the leader, on every rank")
+    if model.n_shards > 1:
+        layers = model.held  # a shard of another rank has no form here
     known = {layer: model.layers[layer].state_dict(keep_vars=True) for layer in layers}
     for key in state["model"]:
         layer, _, name = key.removeprefix("layers.").partition(".")

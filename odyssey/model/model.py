@@ -66,6 +66,8 @@ class Model:
     peers = Peers()
     n_shards = 0
     """See ModelSpec."""
+    is_divided = False
+    """Torch has divided its parameters among ranks, of which there may be one."""
     reading: Stateful | None = None
     """Where the reading of data stands, if these tell: it goes with the layers."""
 

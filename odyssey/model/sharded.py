@@ -9,7 +9,7 @@ keeps the number of its shard for as long as it lives. Buffers, scheduler and wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from odyssey.errors import JobError, OdysseyError
 from odyssey.model import given
 from odyssey.model.dtensors import is_divided, parts_in
-from odyssey.model.model import Peers, size_bytes
+from odyssey.model.model import Peers, full_name, size_bytes
 from odyssey.model.packing import digest
 from odyssey.model.state_shard import ShardOfParts, Stateful
 from odyssey.model.whole import Loss, Whole
@@ -52,6 +52,8 @@ class ShardedPeers(Peers):
 
 class Sharded(Whole):
     """Its layers are shards, of which this rank holds its own or none."""
+
+    is_divided = True
 
     def __init__(
         self,
@@ -86,6 +88,15 @@ class Sharded(Whole):
         layer = self.layers[self.own]
         own = digest(parts_in([*layer.named_parameters(), *layer.named_buffers()]))
         return tuple(own if number == self.own else "" for number in range(self.n_shards))
+
+    def own_state(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The model's state under its own names, whole, of that of all layers."""
+        found = super().own_state(tensors)
+        for name, tensor in self._given.state_dict(keep_vars=True).items():
+            if is_divided(tensor):
+                parts = [tensors[full_name(layer, f"model.{name}")] for layer in range(self.n_shards)]
+                found[name] = torch.cat(parts, tensor.placements[0].dim)
+        return found
 
     def begin_step(self) -> None:
         """All parameters are sharded, as they are between passes."""

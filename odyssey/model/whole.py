@@ -7,7 +7,7 @@ their place.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from odyssey.errors import JobError
 from odyssey.model import given
 from odyssey.model.dtensors import part_of
 from odyssey.model.given import in_words, needs_closure
-from odyssey.model.model import Model, Replay
+from odyssey.model.model import Model, Replay, full_name
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
 
@@ -116,6 +116,11 @@ class Whole(Model):
     def twin(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
         """An optimizer as the script's, for the same parameters, with a state of its own."""
         return copy.deepcopy(self._own_optimizer, {id(parameter): parameter for parameter in parameters})
+
+    def own_state(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The model's state under its own names, of that of all layers."""
+        prefix = full_name(0, "model.")
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
     def begin_step(self) -> None:
         """What is summed and stepped are the parameters that there were when the job began."""

@@ -123,7 +123,8 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], order: Order) ->
 
 def _kept(plan: Plan, step_s: float, rows: Sequence[Candidate]) -> str:
     """What is kept, and what part of a step that takes, where the same plan without it is there to compare."""
-    text = f"{sum(map(len, plan.keeps.values()))} layers are kept by workers that do not run them"
+    n = sum(map(len, plan.keeps.values()))
+    text = f"{n} {'layer is' if n == 1 else 'layers are'} kept by workers that do not run {'it' if n == 1 else 'them'}"
     for row in rows:
         bare, its = row.plan, row.estimate
         if bare is None or its is None or bare.keep_runs or bare.strategy != plan.strategy:

@@ -1,0 +1,44 @@
+"""A model that is sharded over ranks of several agents: when one of these is lost, those of the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import ROOT
+from tests.launcher.cluster.test_agents import Agent, start
+from tests.resilient_reference import differences
+
+__all__ = ["start"]
+pytestmark = pytest.mark.timeout(180)
+SCRIPT = str(ROOT / "tests" / "jobs" / "resilient.py")
+N_STEPS = 80
+
+
+@pytest.fixture(autouse=True)
+def long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIENT_STEPS", str(N_STEPS))
+
+
+@pytest.mark.parametrize("struck", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("n_each", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_ranks_of_other_agents_go_on(n_each: int, struck: int, start: Callable[..., Agent], tmp_path: Path) -> None:
+    """With one rank on each of three agents the third keeps a shard until it makes a copy with one of the others."""
+    out = tmp_path / "out"
+    out.mkdir()
+    given = {"nproc_per_node": n_each, "nnodes": "1:3", "rdzv_conf": "last_call_timeout=100"}
+    agents = []
+    for _ in range(3):
+        agents.append(start(str(out), "average/2", script=SCRIPT, **given))
+        agents[-1].until(lambda line: "leading at" in line or "joined the job" in line)
+    agents[0].until(lambda line: line.startswith("step 5 ") or "] step 5 " in line or "step 5 loss" in line)
+    agents[struck].process.kill()
+    ended = [agent.end() for i, agent in enumerate(agents) if i != struck]
+
+    assert ended == [0, 0], [agent.lines for agent in agents]
+    found = {int(path.stem): torch.load(path) for path in out.glob("*.pt")}
+    assert found.keys() == set(range(3 * n_each)) - set(range(n_each * struck, n_each * (struck + 1)))
+    assert {rank: most for rank, most in differences("average/2", found, N_STEPS).items() if most > 1e-10} == {}
