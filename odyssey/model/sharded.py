@@ -72,13 +72,13 @@ class Sharded(Whole):
             module.set_gradient_divide_factor(1.0)  # gradients are sums over samples
         self.peers: ShardedPeers = ShardedPeers(mesh.get_group(), parts)
         super().__init__(model, loss, optimizer, scheduler, extra)
-        name, spec = type(model).__name__, self.specs[self.own]
+        name, spec = type(model).__name__.removeprefix("FSDP"), self.specs[self.own]
         largest = replace(
             spec,
             parameter_bytes=sum(_largest_bytes(p, self.n_shards) for p in model.parameters()),
             trainable_bytes=sum(_largest_bytes(p, self.n_shards) for p in model.parameters() if p.requires_grad),
         )
-        self.specs = tuple(replace(largest, name=f"{name} shard {number}") for number in range(self.n_shards))
+        self.specs = tuple(replace(largest, name=f"shard {number} of {name}") for number in range(self.n_shards))
 
     def _as_layers(self, loss: Loss) -> list[nn.Module]:
         return [loss if number == self.own else nn.Module() for number in range(self.n_shards)]

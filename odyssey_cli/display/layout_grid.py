@@ -29,7 +29,8 @@ def plan_grid(
     """
     n_stages = max(len(pipeline.stages) for pipeline in plan.pipelines)
     shown = _rows_to_show(plan, states, max_rows)
-    label = len(f"pipeline {max(shown)}")
+    row_name, column_name = ("copy", "shard") if plan.is_sharded else ("pipeline", "stage")
+    label = len(f"{row_name} {max(shown)}")
     for form in range(_N_FORMS):
         rows = [_cells(plan, p, states, form, ascii_only) for p in shown]
         widths = [max((row[s].cell_len for row in rows if s < len(row)), default=0) for s in range(n_stages)]
@@ -40,9 +41,9 @@ def plan_grid(
     for _ in range(n_stages):
         grid.add_column(no_wrap=True)
     if form < 2:
-        grid.add_row("", *(Text(f"stage {s}", style="dim") for s in range(n_stages)))
+        grid.add_row("", *(Text(f"{column_name} {s}", style="dim") for s in range(n_stages)))
     for p, row in zip(shown, rows, strict=True):
-        grid.add_row(f"pipeline {p}", *row, *[""] * (n_stages - len(row)))
+        grid.add_row(f"{row_name} {p}", *row, *[""] * (n_stages - len(row)))
     if len(shown) < len(plan.pipelines):
         grid.add_row(Text(f"and {len(plan.pipelines) - len(shown)} more"))
     return grid
@@ -51,14 +52,16 @@ def plan_grid(
 def idle_line(plan: Plan, states: Mapping[Rank, RankState], *, ascii_only: bool = False) -> Text | None:
     """The ranks outside the layout: those that only keep layers, idle ones and lost ones."""
     used = set(all_ranks_of(plan.place))
-    outside = sorted({*all_ranks_of(plan.idle), *(rank for rank, state in states.items() if rank not in used)})
+    keeping = {rank: plan.keeps[worker] for worker in plan.keeps if worker not in plan.place for rank in ranks_of(worker)}
+    outside = sorted({*all_ranks_of(plan.idle), *keeping, *(rank for rank, state in states.items() if rank not in used)})
     if not outside:
         return None
     line = Text().append("outside      ", style="dim")
     for rank in outside[:16]:
-        state = states.get(rank, RankState.IDLE)
+        state = states.get(rank, RankState.RUNNING if rank in keeping else RankState.IDLE)
         line.append(f"{glyph(state, ascii_only)} {rank}", style=style(state))
-        line.append(f" {state.value}   ", style="dim")
+        is_well = rank in keeping and state is RankState.RUNNING
+        line.append(f" keeps shard {min(keeping[rank])}   " if is_well else f" {state.value}   ", style="dim")
     if len(outside) > 16:
         line.append(f"and {len(outside) - 16} more", style="dim")
     return line
@@ -98,7 +101,9 @@ def _cells(plan: Plan, p: int, states: Mapping[Rank, RankState], form: int, asci
                     cell.append(f" {rank}", style="bold red" if state is RankState.LOST else "bold")
             if form < 3 and stage.worker in plan.approximate:
                 cell.append(" ~" if ascii_only else " ≈", style="yellow")
-        if form == 0:
+        if plan.is_sharded:
+            pass  # the column says which one it is
+        elif form == 0:
             cell.append(f"  layers {layers}" if stage.stop > stage.first + 1 else f"  layer {layers}", style="dim")
         elif form == 1:
             cell.append(f"  {layers}", style="dim")

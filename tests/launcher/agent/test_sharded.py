@@ -84,7 +84,7 @@ def test_a_shard_that_nobody_has_any_more_ends_the_job(tmp_path: Path) -> None:
     ran = Ran(options(tmp_path, "plain/2", "1:3:forward", n_ranks_per_node=2))
     assert ran.code == 1
     (ended,) = ran.all(JobEnded)
-    assert "shard 1) is lost (rank 1)" in ended.reason and "checkpoint" in ended.help
+    assert "layer 1 (shard 1 of Sequential) is lost (rank 1)" in ended.reason and "checkpoint" in ended.help
 
 
 def plans(ran: Ran) -> list[PlanChosen]:
