@@ -63,12 +63,19 @@ class Wanted(msgspec.Struct, frozen=True):
     n_spares: int = 0
 
 
+SHARDED_HELP = "`odyssey plan --fail 1` and `odyssey replay` say what is planned for it"
+
+
 def rehearse(found: Source, wanted: Wanted, *, display: bool) -> list[Rehearsal]:
     """One job for each strategy. Raises UsageError before anything is started."""
     n_ranks = found.n_nodes * found.ranks_per_node
     for rank in wanted.slow:
         if rank >= n_ranks:
             raise UsageError(f"--slow {rank}: there are ranks 0 to {n_ranks - 1}")
+    if found.profile.is_sharded:
+        raise UsageError(
+            f"{found.profile.model} is sharded: its ranks compute together, which cannot be rehearsed", SHARDED_HELP
+        )
     profile = scaled(_as_it_shows(found), wanted.speed)
     path = wanted.log_dir / f"rehearsal-{os.getpid()}.json"
     try:

@@ -41,6 +41,7 @@ from launcher.joblog.wording import REPORT, faults_texts, ranks_text
 from launcher.planning.situations import expected_change, proposed
 from odyssey.errors import OdysseyError
 from odyssey.plan.plan import Plan
+from odyssey.plan.sharded import reader
 from odyssey.plan.worker import Rank, Worker, numbers_from, ranks_of, worker_of
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.protocol.orders import Connect, Drain, Pause, Prepare
@@ -293,7 +294,9 @@ class SimulatedJob:
         readers: set[Worker] = set()
         for k in range(plan.n_micro_batches):
             last = len(plan.pipelines[plan.home[k]].stages) - 1
-            counted.setdefault(plan.runner(k, last), []).append((k, plan.samples.n_of(k)))
+            counted.setdefault(reader(plan, k) if plan.is_sharded else plan.runner(k, last), []).append(
+                (k, plan.samples.n_of(k))
+            )
             readers |= {plan.runner(k, 0), plan.runner(k, last)}
         shards: dict[frozenset[int], tuple[tuple[int, str], ...]] = {}
         for rank in ranks:
@@ -357,4 +360,4 @@ class _Dues:
 def _model(profile: Profile) -> ModelSpec:
     """What ranks tell that were given the profile's model."""
     sizes = (profile.global_batch, profile.micro_batch, profile.global_batch, 0, "replay")
-    return ModelSpec(layer_specs(profile), profile.ties, profile.tie_bytes, *sizes)
+    return ModelSpec(layer_specs(profile), profile.ties, profile.tie_bytes, *sizes, n_shards=profile.n_shards)
