@@ -7,7 +7,7 @@ import no torch; the parts that need it load when `odyssey.Job` is first touched
 In reading order:
 
 job.py        what a script hands over, and the loop that it gets back; own_model.py: with a model and an optimizer of its own;
-              model_layers.py: a whole model as the layers of one; shard_mesh.py: of one that is sharded;
+              model_layers.py: a whole model as the layers of one; model_shards.py: of one that is sharded;
               joining.py: how a rank becomes part of a job
 plan          who holds which layers and runs what, when; kernel: its list scheduler
 protocol      what a rank and its agent say to each other
@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from odyssey.job import Job, Step
     from odyssey.model_layers import layers_of
+    from odyssey.model_shards import shard_mesh
     from odyssey.own_model import resilient
     from odyssey.runtime.heartbeat import heartbeat
-    from odyssey.shard_mesh import shard_mesh
 
 __version__ = "0.1.0"
 __all__ = ["Job", "Step", "heartbeat", "layers_of", "resilient", "shard_mesh"]
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
 
         return resilient
     if name == "shard_mesh":
-        from odyssey.shard_mesh import shard_mesh
+        from odyssey.model_shards import shard_mesh
 
         return shard_mesh
     if name in __all__:

@@ -50,8 +50,11 @@ class Peers:
     def among(self, groups: Any, workers: Sequence[Any]) -> None:
         """This rank computes with these workers, which are in the order of their shards; with none it has no work."""
 
+    def begin(self) -> None:
+        """A pass through the model begins."""
+
     def settle(self) -> None:
-        """A pass through the model is over, forward and back."""
+        """It is over, forward and back."""
 
 
 class Model:

@@ -39,6 +39,13 @@ class ShardedPeers(Peers):
         """These have a copy together now."""
         self._group.among(groups, workers)
 
+    def begin(self) -> None:
+        """A pass begins. What the script may have set otherwise in between: gradients are summed in each, and are sums."""
+        for module in self._parts:
+            module.set_requires_gradient_sync(True, recurse=False)
+            module.set_gradient_divide_factor(1.0)
+        self._group.begin()
+
     def settle(self) -> None:
         """A pass is over, and nothing of it is left. Raises Cut if communication ended within it."""
         self.reshard()
@@ -68,8 +75,6 @@ class Sharded(Whole):
         self.own = mesh.get_local_rank()
         self.n_shards = mesh.size()
         parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        for module in parts:
-            module.set_gradient_divide_factor(1.0)  # gradients are sums over samples
         self.peers: ShardedPeers = ShardedPeers(mesh.get_group(), parts)
         super().__init__(model, loss, optimizer, scheduler, extra)
         name, spec = type(model).__name__.removeprefix("FSDP"), self.specs[self.own]

@@ -180,6 +180,7 @@ class Engine:
 
     def _compute(self, op: Compute) -> None:
         if op.kind in ("F", "I"):
+            self.model.peers.begin()
             self.computation.compute(op, self._try)
             return
         plan, k = self._try.plan, op.micro_batch

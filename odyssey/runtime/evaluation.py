@@ -114,8 +114,13 @@ class _Pass:
 
     def sums(self) -> list[float]:
         """Go through all of them, and give what this worker adds."""
-        with torch.no_grad():
-            self._go_through()
+        peers = self._engine.model.peers
+        peers.begin()
+        try:
+            with torch.no_grad():
+                self._go_through()
+        finally:
+            peers.settle()
         for work, _ in self._sent:
             self._engine.groups.waiter.wait(work.wait)
         return [self._loss, self._weight, *(metrics.summed(self._totals, self._n_samples) if self._n_samples else [])]
@@ -210,4 +215,3 @@ class _Together(_Pass):
             with self._engine.computation.precision():
                 output = model.call(layer, batch)
                 self._count(batch, output, target, n_samples if counts else 0, weight)
-            model.peers.settle()

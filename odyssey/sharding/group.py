@@ -39,6 +39,8 @@ class CopyGroup(dist.ProcessGroup):
         """All in the copy, ascending: the order of the generation's group."""
         self._shards: list[int] = []
         """Their shards, in the same order."""
+        self._is_open = False
+        """A pass through the model is under way, in which all call alike."""
         self._cut: Cut | None = None
 
     def among(self, groups: Groups | None, workers: Sequence[Worker]) -> None:
@@ -46,10 +48,15 @@ class CopyGroup(dist.ProcessGroup):
         self._groups = groups if workers else None
         self._members = tuple(sorted(workers))
         self._shards = [workers.index(worker) for worker in self._members]
-        self._cut = None
+        self._is_open, self._cut = False, None
+
+    def begin(self) -> None:
+        """A pass through the model begins."""
+        self._is_open = self._groups is not None
 
     def settle(self) -> None:
-        """A pass through the model is over. Raises Cut if communication ended within it."""
+        """It is over. Raises Cut if communication ended within it."""
+        self._is_open = False
         if self._cut is not None:
             raise self._cut
 
@@ -119,7 +126,7 @@ class CopyGroup(dist.ProcessGroup):
 
     def _run(self, name: str, begin: Callable[[Any], Any]) -> bool:
         """Whether it has been done by all together. Raises JobError where nobody can come to meet it."""
-        if self._groups is None:
+        if not self._is_open or self._groups is None:
             raise JobError(f"{name}: the sharded model is used outside of a step", _IN_A_STEP)
         if self._cut is not None:
             return False

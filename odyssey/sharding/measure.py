@@ -70,6 +70,7 @@ def _cost(layer: int, model: Model, job_spec: JobSpec) -> LayerCost:
     rounds: list[tuple[float, float, float]] = []
     activation_bytes = 0
     for _ in range(N_REPEATS + 1):  # the first one warms up
+        model.peers.begin()
         began_s = now_s(device)
         with (
             saved_bytes(parts) as saved,

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen
+from launcher.options import RunOptions
 from perfmodel.profile import profile as profiles
 from tests.agent_runs import Ran, nothing_left
 from tests.held import Held
@@ -90,3 +91,37 @@ def test_a_shard_that_nobody_has_any_more_ends_the_job(tmp_path: Path) -> None:
 def plans(ran: Ran) -> list[PlanChosen]:
     chosen = {event.generation: event.body.plan for event in ran.events if isinstance(event.body, PlanChosen)}
     return [chosen[event.generation] for event in ran.events if isinstance(event.body, GenerationStarted)]
+
+
+SCRIPT = """
+import sys, torch, odyssey
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import TensorDataset
+n_shards, calls = int(sys.argv[1]), sys.argv[2:]
+model = nn.Linear(6, 1).double()
+fully_shard(model, mesh=odyssey.shard_mesh(n_shards))
+loss = lambda batch: nn.functional.mse_loss(model(batch[0]), batch[1])
+data = TensorDataset(torch.randn(16, 6).double(), torch.randn(16, 1).double())
+run = odyssey.resilient(model, torch.optim.SGD(model.parameters()), loss, data, global_batch=8, micro_batch=4)
+for step in run.steps(3):
+    if calls and run.is_leader:
+        model(torch.ones(1, 6).double())
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("2", "calls"), "all_gather_into_tensor: the sharded model is used outside of a step"),
+        (("3",), "shard_mesh(3): there are 2 ranks"),
+    ],
+)
+def test_what_would_make_ranks_wait_for_each_other_is_refused(arguments: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    """One rank that calls the model by itself would meet the others in their next step."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    given = {"n_ranks_per_node": 2, "log_dir": tmp_path / "logs", "capture_output": True}
+    ran = Ran(RunOptions(script=str(path), arguments=arguments, **given))
+    assert ran.code == 1
+    assert why in ran.all(JobEnded)[0].reason

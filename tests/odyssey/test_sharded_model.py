@@ -1,0 +1,115 @@
+"""A model that torch has sharded, in a script that runs alone, and what is refused of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import odyssey
+from odyssey.errors import JobError
+from tests.jobs.resilient import Points
+
+GIVEN = {"global_batch": 8, "micro_batch": 4, "seed": 3}
+
+
+@pytest.fixture(autouse=True)
+def without_groups() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def sharded() -> nn.Sequential:
+    model, mesh = net(), odyssey.shard_mesh(2)
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def run_of(model: nn.Module, loss: Any = None, **given: Any) -> odyssey.Job:
+    def of_model(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return odyssey.resilient(model, optimizer, loss or of_model, Points("plain"), **(GIVEN | given))
+
+
+def test_alone_it_trains_as_the_same_model_that_is_not_sharded() -> None:
+    """To the last bit, and a file of the whole model has its own names."""
+    plain, divided = run_of(net()), run_of(sharded())
+    for one, other in zip(plain.steps(6), divided.steps(6), strict=True):
+        assert one.loss == other.loss and one.grad_norm == other.grad_norm
+    assert plain.evaluate(Points("plain")) == divided.evaluate(Points("plain"))
+    expected, found = (job.model_state(job.state_dict()) for job in (plain, divided))
+    assert list(found) == list(expected) == list(net().state_dict())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_state_is_taken_on_again() -> None:
+    run = run_of(sharded())
+    list(run.steps(2))
+    state = run.state_dict()
+    later = [step.loss for step in run.steps(4)]
+    run.load_state_dict(state)
+    assert [step.loss for step in run.steps(4)] == later
+
+
+def test_what_the_script_switches_off_between_steps_is_on_in_each() -> None:
+    """Sums are left out while gradients are accumulated by hand, which is not how they are here."""
+    model, expected = sharded(), [step.loss for step in run_of(net()).steps(4)]
+    found = []
+    for step in run_of(model).steps(4):
+        found.append(step.loss)
+        model.set_requires_gradient_sync(False)  # type: ignore[operator]
+    assert found == expected
+
+
+def test_a_model_that_is_sharded_in_part_is_refused() -> None:
+    model = net()
+    fully_shard(model[0], mesh=odyssey.shard_mesh(2))
+    with pytest.raises(JobError, match=r"2\.weight is not sharded"):
+        run_of(model)
+
+
+def test_a_mesh_of_the_scripts_own_is_refused() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(JobError, match="a mesh of its own"):
+        run_of(model)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5])
+def test_a_mesh_of_no_ranks_is_refused(n: Any) -> None:
+    with pytest.raises(JobError, match="shard_mesh"):
+        odyssey.shard_mesh(n)
+
+
+def test_there_is_one_mesh() -> None:
+    odyssey.shard_mesh(2)
+    with pytest.raises(JobError, match="there is a process group already"):
+        odyssey.shard_mesh(2)
+
+
+def test_other_collectives_among_those_who_have_a_copy_are_refused_by_name() -> None:
+    model = sharded()
+
+    def loss(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        found = nn.functional.mse_loss(model(batch[0]), batch[1])
+        dist.all_reduce(found.detach())
+        return found
+
+    with pytest.raises(JobError, match="allreduce"):
+        list(run_of(model, loss).steps(1))
