@@ -30,6 +30,7 @@ LIMITS_S = {
     "restart": 1800.0,
     "recovery": 3600.0,
     "resilient": 1800.0,
+    "sharded": 900.0,
     "loss_curve": 600.0,
     "data": 300.0,
     "grow": 1800.0,

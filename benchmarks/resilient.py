@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -93,24 +93,31 @@ def main() -> None:
 
 def measure(case: str, n_ranks: int, generator: random.Random) -> Took:
     """Raises TrialError if the job does not go on."""
-    with trial.new_folder() as name:
-        folder = Path(name)
-        with _started(case, folder, n_ranks, ["--steps", "100000"]) as job:
-            job.wait_for_step(N_STEPS_BEFORE)
-            before = job.marks()
-            kill = job.kill(generator, spared=0)
-            if case in OURS:
-                job.wait_until(lambda: len(joblog.generations(job.events())) >= 2, "the next generation")
-                first, ranks = joblog.generations(job.events())[1].plan.step, set(range(n_ranks)) - {kill.rank}
-                job.wait_for_step(first + N_STEPS_AFTER)
-                after = [mark for mark in job.marks() if mark.time > kill.monotonic and mark.step >= first]
-            else:
-                old, ranks = {mark.pid for mark in before}, set(range(n_ranks))
-                job.wait_until(
-                    lambda: len([mark for mark in job.marks() if mark.pid not in old]) >= n_ranks * N_STEPS_AFTER,
-                    "steps of the restarted ranks",
-                )
-                after = [mark for mark in job.marks() if mark.pid not in old]
+    return after_a_kill(_started, case, n_ranks, generator, goes_on=case in OURS)
+
+
+Started = Callable[[str, Path, int, Sequence[str]], trial.Trial]
+"""The job of a case: case, folder, ranks, arguments of the script."""
+
+
+def after_a_kill(started: Started, case: str, n_ranks: int, generator: random.Random, *, goes_on: bool) -> Took:
+    """A job that loses a rank. `goes_on`: the others do, in memory; else all start again. Raises TrialError if not."""
+    with trial.new_folder() as name, started(case, Path(name), n_ranks, ["--steps", "100000"]) as job:
+        job.wait_for_step(N_STEPS_BEFORE)
+        before = job.marks()
+        kill = job.kill(generator, spared=0)
+        if goes_on:
+            job.wait_until(lambda: len(joblog.generations(job.events())) >= 2, "the next generation")
+            first, ranks = joblog.generations(job.events())[1].plan.step, set(range(n_ranks)) - {kill.rank}
+            job.wait_for_step(first + N_STEPS_AFTER)
+            after = [mark for mark in job.marks() if mark.time > kill.monotonic and mark.step >= first]
+        else:
+            old, ranks = {mark.pid for mark in before}, set(range(n_ranks))
+            job.wait_until(
+                lambda: len([mark for mark in job.marks() if mark.pid not in old]) >= n_ranks * N_STEPS_AFTER,
+                "steps of the restarted ranks",
+            )
+            after = [mark for mark in job.marks() if mark.pid not in old]
     finished = [min(mark.time for mark in after if mark.rank == rank) for rank in sorted(ranks)]
     return Took(case, n_ranks, max(finished) - kill.monotonic, trial.step_s(after))
 
