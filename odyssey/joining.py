@@ -46,8 +46,13 @@ def model_spec(
         autocast=str(autocast or ""),
         optimizers=model.optimizers(),
         n_shards=model.n_shards,
-        values=model.values() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else (),
+        values=model.values() if _may_begin_anew() else (),
     )
+
+
+def _may_begin_anew() -> bool:
+    """Whether this rank may begin with what its script builds: not where it comes back into a job that goes on."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or os.environ.get("ODYSSEY_ATTEMPT", "0") != "0"
 
 
 def session_of(

@@ -16,6 +16,15 @@ def end(state: State, code: int, reason: str, help: str = "") -> Actions:
     return SetDeadline(None), Record(JobEnded(code, reason, help)), End(code)
 
 
+def start_again_or_end(job: JobState, reason: str, help: str) -> Actions:
+    """A Job cannot go on from memory: all ranks start again where a restart is left, as those of a plain script do, with what
+    their script loads then; else it is the end."""
+    if not job.world.restarts.may_respawn(job.world.now):
+        return end(job, 1, reason, help)
+    job.gives_up = reason
+    return ()
+
+
 def fail(job: JobState, reason: str, why: str = "", help: str = "") -> Actions:
     """A Job's script has failed: end all ranks, and then the job. What ranks still say until then helps to explain it.
 

@@ -100,7 +100,7 @@ def _if_all_joined(job: JobState) -> Actions:
         return end(job, 1, difference, _SAME_MODEL)
     if (given := gate.difference_at_start(models)) is not None:
         return end(job, 1, *given)
-    job.recovery.joined_after_s = job.world.now - (job.replicas.began_at if job.replicas else job.world.started_at)
+    job.recovery.joined_after_s = job.world.now - job.recovery.attempt_at
     if job.replicas:
         job.world.generation += 1
     return transition.begin(job) if job.profile is None or job.replicas else _check_profile(job)

@@ -8,13 +8,15 @@ decisions (decided_again.py). The state is changed in place, and nobody else cha
 
 from __future__ import annotations
 
-from launcher.coordinator import elastic, job, replicas
-from launcher.coordinator.actions import Spawn
+from launcher.coordinator import elastic
+from launcher.coordinator import job as jobs
+from launcher.coordinator.actions import Record, Spawn
 from launcher.coordinator.decision import Actions, end, if_failed_and_gone
+from launcher.coordinator.ranks import RankRecord, Ranks, RankState
 from launcher.coordinator.restart_policy import Policy
-from launcher.coordinator.state import JobState, PlainState, Replicas, State, Status
+from launcher.coordinator.state import JobState, PlainState, Recovery, Replicas, State, Status
 from launcher.failures.root_cause import is_from_outside
-from launcher.joblog.events import AgentLost, Event, JobStarted, RankLost, RankStarted, StopRequested, UnitFinal
+from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, UnitFinal
 from odyssey.protocol.reports import Broken, Hello
 
 
@@ -43,19 +45,20 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
             return state, _stopped(state, body)
         case Hello() if isinstance(state, PlainState) and state.status is Status.STARTING and body.rank in world.alive:
             has_own_loop = Replicas(state.attempt_at) if body.model.replicas else None
-            state = JobState(world, profile=state.profile, replicas=has_own_loop)
+            recovery = Recovery(attempt_at=state.attempt_at)
+            state = JobState(world, profile=state.profile, replicas=has_own_loop, recovery=recovery)
     if isinstance(state, JobState):
-        of_job = job.TABLE.get(type(body), {}).get(state.status)
+        of_job = jobs.TABLE.get(type(body), {}).get(state.status)
         actions = () if of_job is None else of_job(state, body)
         if not state.gives_up:
             return state, actions
-        plain, restart = replicas.start_again(state)
+        plain, restart = _start_again(state)
         return plain, (*actions, *restart)
     of_plain = elastic.TABLE.get(type(body), {}).get(state.status)
     return state, () if of_plain is None else of_plain(state, body)
 
 
-_HEARD = {JobStarted, RankStarted, StopRequested, *job.TABLE, *elastic.TABLE}
+_HEARD = {JobStarted, RankStarted, StopRequested, *jobs.TABLE, *elastic.TABLE}
 
 
 def _is_late_result(state: State, event: Event) -> bool:
@@ -86,3 +89,32 @@ def _stopped(state: State, body: StopRequested) -> Actions:
             state.ranks.end(rank)
         return if_failed_and_gone(state)
     return end(state, body.code, body.reason, body.help)
+
+
+def _start_again(job: JobState) -> tuple[PlainState, Actions]:
+    """All ranks, for the reason that the job gives up for. It is a plain script again until they have joined."""
+    world = job.world
+    present = {agent.number for agent in world.agents}
+    states = {}
+    for rank in world.numbers:
+        is_there = not world.homes or world.homes[rank] in present  # whose agent is lost is lost, too, and may not be told yet
+        if rank in world.alive and is_there:
+            states[rank] = RankState.STARTING
+        else:
+            states[rank] = RankState.EXITED if job.ranks.state(rank) in _ENDED else RankState.ABSENT
+    before = world.ranks
+    world.ranks = Ranks(
+        {rank: RankRecord(state, before.table.get(rank, RankRecord()).process) for rank, state in states.items()},
+        before.n_started,
+    )
+    plain = PlainState(
+        world,
+        attempt_at=job.recovery.attempt_at,
+        profile=job.profile,
+        has_progressed=job.has_trained,
+        gives_signs=job.has_trained,
+    )
+    return plain, (Record(Note(f"{job.gives_up}; all ranks start again")), *elastic.failure(plain, job.gives_up))
+
+
+_ENDED = (RankState.EXITED, RankState.DONE)

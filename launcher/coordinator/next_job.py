@@ -44,14 +44,13 @@ def begin_if_all_made_it(job: JobState) -> bool:
         return False
     world.generation += 1
     world.ends = {}
-    world.started_at = world.now
     ranks.enter_all(ranks.of(RankState.AHEAD), RankState.MEMBER)
     ranks.enter_all(ranks.among(RankState.LOST, RankState.GONE, RankState.DONE, RankState.EXITED), RankState.ABSENT)
     ranks.forget_answers()
     began_at = world.now if job.replicas is None else job.replicas.began_at
     has_own_loop = any(model.replicas for model in ranks.models.values())
     following = JobState(world, number=job.number + 1, replicas=Replicas(began_at) if has_own_loop else None)
-    following.recovery.joined_after_s = job.recovery.joined_after_s
+    following.recovery.attempt_at, following.recovery.joined_after_s = world.now, job.recovery.joined_after_s
     for field in fields(JobState):
         setattr(job, field.name, getattr(following, field.name))
     return True

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from launcher.coordinator import elastic
 from launcher.coordinator.actions import Record
 from launcher.coordinator.decision import Actions
-from launcher.coordinator.ranks import RankRecord, Ranks, RankState
-from launcher.coordinator.state import JobState, PlainState, SavedState, Status
+from launcher.coordinator.state import JobState, SavedState, Status
 from launcher.joblog.events import Note
 from launcher.joblog.wording import ranks_text, seconds_text
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
@@ -144,28 +142,3 @@ def cannot_go_on(job: JobState, body: CannotGoOn) -> Actions:
     if job.ranks.is_member(body.rank):
         job.gives_up = f"rank {body.rank}'s script cannot go on: {body.what}"
     return ()
-
-
-def start_again(job: JobState) -> tuple[PlainState, Actions]:
-    """All ranks, for the reason that the job gives up for. It is a plain script again until they have joined."""
-    world = job.world
-    present = {agent.number for agent in world.agents}
-    states = {}
-    for rank in world.numbers:
-        is_there = not world.homes or world.homes[rank] in present  # whose agent is lost is lost, too, and may not be told yet
-        if rank in world.alive and is_there:
-            states[rank] = RankState.STARTING
-        else:
-            states[rank] = RankState.EXITED if job.ranks.state(rank) in _ENDED else RankState.ABSENT
-    before = world.ranks
-    world.ranks = Ranks(
-        {rank: RankRecord(state, before.table.get(rank, RankRecord()).process) for rank, state in states.items()},
-        before.n_started,
-    )
-    its = job.replicas
-    assert its is not None
-    plain = PlainState(world, attempt_at=its.began_at, has_progressed=job.has_trained, gives_signs=job.has_trained)
-    return plain, (Record(Note(f"{job.gives_up}; all ranks start again")), *elastic.failure(plain, job.gives_up))
-
-
-_ENDED = (RankState.EXITED, RankState.DONE)

@@ -164,14 +164,15 @@ class PlainState:
 class Recovery:
     """From a change to the generation that runs again.
 
-    Event times: of the first `loss_at`, when all were paused, when the plan was chosen, and when the last of the ranks that
-    were spawned had joined. `joined_after_s`: what the first start of all ranks took. `n_redone`: generations that have ended
-    without a loss since a unit was final. `wanted`: the plan that the ranks connect and drain for, and why. `n_connects`: how
-    often ranks have been asked to connect; `unconnected`: who has not answered the newest; `n_unreached`: how often that has
-    failed since ranks drained. `drained_at`: when the first of them stood still. `rest`: of the step that was cut, under the
-    plan that was chosen.
+    Event times: when all ranks were started for this attempt, of the first `loss_at`, when all were paused, when the plan
+    was chosen, and when the last of the ranks that were spawned had joined. `joined_after_s`: what the first start of all
+    ranks took. `n_redone`: generations that have ended without a loss since a unit was final. `wanted`: the plan that the
+    ranks connect and drain for, and why. `n_connects`: how often ranks have been asked to connect; `unconnected`: who has
+    not answered the newest; `n_unreached`: how often that has failed since ranks drained. `drained_at`: when the first of
+    them stood still. `rest`: of the step that was cut, under the plan that was chosen.
     """
 
+    attempt_at: float = 0.0
     loss_at: float | None = None
     paused_at: float = 0.0
     chosen_at: float = 0.0

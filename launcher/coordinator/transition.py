@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from launcher.coordinator import gate, rank_failure, replicas
 from launcher.coordinator.actions import Action, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
-from launcher.coordinator.decision import Actions, end
+from launcher.coordinator.decision import Actions, end, start_again_or_end
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status, with_result
 from launcher.coordinator.workers import WORKERS
@@ -67,7 +67,7 @@ def pause(job: JobState, reason: str, lost: Set[Rank] | None = None) -> Actions:
     if not members and job.plan is None and world.alive:
         return decision, *_wait_as_at_first(job)
     if not members:
-        return decision, *end(job, 1, f"{reason}, the last one")
+        return decision, *start_again_or_end(job, f"{reason}, the last one", "")
     order = Pause(world.generation)
     return *(SendOrder(rank, order) for rank in sorted(members)), decision, SetDeadline(None)
 
@@ -173,7 +173,8 @@ def propose(job: JobState) -> Actions:
         if job.replicas:
             job.gives_up = problem
             return ()
-        return end(job, 1, f"the survivors cannot go on exactly: {problem}", "restart the job from its last checkpoint")
+        what = f"the survivors cannot go on exactly: {problem}"
+        return start_again_or_end(job, what, "restart the job from its last checkpoint")
     if job.replicas:
         if why := replicas.why_rather_restart(job):
             job.gives_up = why
@@ -221,7 +222,7 @@ def proposed(job: JobState, body: Proposed) -> Actions:
             continue
         return *notes, *take(job, candidate.plan, candidate.reason)
     if body.why_not:
-        return *notes, *end(job, 1, body.why_not, body.help)
+        return *notes, *start_again_or_end(job, body.why_not, body.help)
     reasons = "; ".join(f"{candidate.strategy}: {candidate.reason}" for candidate in body.candidates)
     help = _REPORT if any(candidate.is_fault for candidate in body.candidates) else ""
     return *notes, *end(job, 1, f"no plan for {ranks_text(job.members)}: {reasons or 'no strategy has any'}", help)

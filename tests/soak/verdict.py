@@ -1,7 +1,7 @@
 """What became of a case, from its log and its results alone: exact, rightly stopped, or a failure of the promise.
 
-Where every holder of some layer was lost, the job must have stopped and named just these layers; which, is worked out here
-from what the survivors reported to hold.
+Where every holder of some layer was lost, and no restart was left, the job must have stopped and named just these layers;
+which, is worked out here from what the survivors reported to hold.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from launcher.joblog.events import (
     RankExited,
     RankLost,
     RankStarted,
+    Restarting,
     UnitFinal,
 )
 from odyssey.plan.plan import Plan
@@ -147,8 +148,10 @@ def _check_end(case: Case, logs: list[list[Event]], steps: set[int], folder: Pat
     if case.is_sequence:
         # The log of an agent among several has steps of its own ranks, and of all while it led; one that was lost with all who
         # knew of it is there twice.
-        positions = [unit.position[0] for unit in _units(logs[-1], "step")]
-        if positions != (sorted(positions) if case.agents is not None else [*range(task.steps)]):
+        again = max((i + 1 for i, event in enumerate(logs[-1]) if isinstance(event.body, Restarting)), default=0)
+        positions = [unit.position[0] for unit in _units(logs[-1][again:], "step")]
+        first = positions[0] if again and positions else 0
+        if positions != (sorted(positions) if case.agents is not None else [*range(first, task.steps)]):
             raise Broken("wrong", f"steps became final in the order {positions}")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, Restarting
 from launcher.options import RunOptions
 from perfmodel.profile import profile as profiles
 from perfmodel.profile.profile import Profile
@@ -100,6 +100,13 @@ def test_a_rank_that_comes_back_has_all_that_the_loop_has_changed(
         held.release()
     assert_exact(ran, tmp_path, variant)
     assert len(ran.all(GenerationStarted)) == 3
+
+
+def test_all_ranks_are_lost_and_all_start_again(tmp_path: Path) -> None:
+    """From the beginning, as nothing was saved; each has built another model, and they begin with the first one's."""
+    ran = Ran(options(tmp_path, "unlike", *(f"{rank}:5:at_commit" for rank in range(N_RANKS)), max_restarts=1))
+    assert_exact(ran, tmp_path, "unlike")
+    assert len(ran.all(Restarting)) == 1
 
 
 def test_a_later_run_goes_on_from_what_was_saved(tmp_path: Path) -> None:

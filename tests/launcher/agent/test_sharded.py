@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, Note, PlanChosen
 from launcher.options import RunOptions
 from perfmodel.profile import profile as profiles
 from tests.agent_runs import Ran, nothing_left
@@ -78,6 +78,16 @@ def test_a_later_run_goes_on_from_what_was_saved(tmp_path: Path) -> None:
     second = Ran(options(tmp_path, "saved/2", n_ranks_per_node=4, log_dir=tmp_path / "second"))
     assert_exact(second, tmp_path, "saved/2", n_ranks=4)
     assert second.steps() == list(range(4, N_STEPS))
+
+
+def test_where_nobody_has_a_shard_all_start_again_from_what_was_saved(tmp_path: Path) -> None:
+    """As long as restarts are left, as those of any script do."""
+    assert Ran(options(tmp_path, "saved/2", n_ranks_per_node=2)).code == 0
+    given = {"n_ranks_per_node": 2, "max_restarts": 1, "log_dir": tmp_path / "second"}
+    second = Ran(options(tmp_path, "saved/2", "1:6:forward", **given))
+    assert_exact(second, tmp_path, "saved/2", n_ranks=2)
+    assert sorted(second.steps()) == sorted([4, 5, *range(4, N_STEPS)])
+    assert any("shard 1 of Sequential) is lost (rank 1); all ranks start again" in note.text for note in second.all(Note))
 
 
 def test_a_shard_that_nobody_has_any_more_ends_the_job(tmp_path: Path) -> None:

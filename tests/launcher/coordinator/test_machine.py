@@ -26,12 +26,14 @@ from launcher.joblog.events import (
     Cause,
     CauseKind,
     LeaderChanged,
+    Note,
     NoticeExpired,
     NoticeGiven,
     PlanChosen,
     Profiled,
     Proposed,
     RankLost,
+    Restarting,
     SlotsReturned,
     Tick,
     UnitFinal,
@@ -145,6 +147,11 @@ class Job(RuleBasedStateMachine):
             case EndRanks(ranks=ranks):
                 for rank in set(ranks) & set(self.ranks) - self.failing:
                     self.end(rank, Cause(CauseKind.ENDED, "ended with the others, SIGTERM", -15))
+            case Record(body=Note(text=text)):
+                assert "cannot go on exactly" not in text, text
+            case Record(body=Restarting()):
+                self.final.clear()  # what the ranks had is gone
+                self.newest, self.untold, self.drained_for = (None, None), None, None
             case Record(body=PlanChosen(plan=plan)):
                 assert plan.generation not in self.plans, f"two plans in generation {plan.generation}"
                 self.plans[plan.generation] = plan
@@ -546,6 +553,8 @@ class Job(RuleBasedStateMachine):
                 self.feed(Profiled(profile(), 0.1))
             elif self.talk.state.status is Status.DRAINING:
                 self.all_pass_a_unit()
+            elif self.talk.state.status is Status.RESTARTING:
+                self.feed(Tick())  # a pause before it is over
             elif self.is_asked and self.talk.asked is not None:
                 self.answered = ask = self.talk.asked
                 if ask.plan is not None and not ask.untrained and lacks_layers(ask):
