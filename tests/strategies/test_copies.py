@@ -17,6 +17,7 @@ from odyssey.plan.moves import keep_runs
 from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.proof import prove
 from perfmodel.profile.profile import Link, Profile
+from perfmodel.transition.keeping import kept_of_all_s
 from strategies import Moment
 from strategies.copies import shares_of
 from strategies.search import answer, best, search
@@ -242,6 +243,25 @@ def test_of_more_copies_than_micro_batches_the_last_keep_their_shards() -> None:
     assert [its.workers for its in plan.pipelines] == [(0, 1), (2, 3)] and set(plan.keeps) == {4, 5, 6, 7}
     after_a_loss = best_plan(answer(situation(of, plan, without(plan, 1))))
     assert [its.workers for its in after_a_loss.pipelines] == [(2, 3), (0, 5)] and after_a_loss.moves == ()
+
+
+def test_of_a_step_that_is_cut_nothing_is_kept() -> None:
+    of = job(2, 8)
+    plan = started(of, 4)
+    found = best(search(situation(of, plan, without(plan, 2))))
+    assert found is not None and found.estimate is not None and found.estimate.kept_s == 0.0
+    assert kept_of_all_s(plan, 100.0) == 0.0
+    assert kept_of_all_s(replace(plan, is_sharded=False), 100.0) > 0.0, "of layers there would be something"
+
+
+def test_after_the_next_loss_steps_are_those_of_the_copies_that_are_left() -> None:
+    """No rank takes over the micro-batches of a lost one's stage."""
+    of = job(2, 12, ranks_per_node=100)
+    found = best(answer(situation(of, None, range(6))))
+    assert found is not None and found.outlook is not None and found.estimate is not None
+    survived = [its for its in found.outlook.next_losses if not its.restart_s]
+    assert [its.step_s for its in survived] == [pytest.approx(3 * 0.03)] and not survived[0].is_own
+    assert found.estimate.step_s == pytest.approx(2 * 0.03, rel=0.1)
 
 
 # -- losses that are alike -----------------------------------------------------------------------------------------------
