@@ -1,8 +1,9 @@
 """Copies, for a model that is sharded: the ranks make as many whole copies of it as they can, and each trains.
 
-A rank has the shard of its number for as long as it lives, and a copy is one rank with each shard. Where one is lost, the
-others of its copy keep their shards, stepping them with the rest, until a copy can be made of them: with what is left of
-another one, with a rank that comes back. So every rank that lives is one more holder of its shard.
+No more than there are micro-batches: each has one at least. A rank has the shard of its number for as long as it lives, and a
+copy is one rank with each shard. Where one is lost, the others of its copy keep their shards, stepping them with the rest,
+until a copy can be made of them: with what is left of another one, with a rank that comes back. So every rank that lives is one
+more holder of its shard.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from odyssey.plan.moves import Keep
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
-from strategies.building.compose import batch_of, compose, n_micro_batches_of
+from strategies.building.compose import compose, n_micro_batches_of
 from strategies.situation import Proposal, Situation
 
 NAME = "copies"
@@ -43,15 +44,12 @@ def grow(situation: Situation) -> list[Proposal]:
 
 
 def _proposed(situation: Situation, workers: Collection[Worker], back: Collection[Worker] = ()) -> Proposal:
-    copies = _copies(situation, workers)
     n_shards, n_micro_batches = len(situation.profile.layers), n_micro_batches_of(situation)
+    copies = _copies(situation, workers)[:n_micro_batches]
     if not copies:
         there = {worker % n_shards for worker in workers}
         missing = min(set(range(n_shards)) - there)
         return Proposal(NAME, None, f"no rank is there for shard {missing} of {n_shards}")
-    if len(copies) > n_micro_batches:
-        few = f"{len(copies)} copies of the model for {n_micro_batches} micro-batches of {batch_of(situation)[1]}"
-        return Proposal(NAME, None, few)
     spawned = [worker for copy in copies for worker in copy if worker in back]
     if back and not spawned:
         return Proposal(NAME, None, "who comes back makes no copy whole")

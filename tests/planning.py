@@ -135,6 +135,11 @@ def unsplit(of: Profile) -> Profile:
     return replace(of, layers=tuple(layers))
 
 
+def sharded(of: Profile) -> Profile:
+    """A model whose layers are shards: what a layer costs is a pass through the whole of it."""
+    return replace(of, n_shards=len(of.layers), uncut="the model is sharded")
+
+
 def without(plan: Plan, *lost: int) -> list[int]:
     """The workers of a plan, idle ones too, but for some."""
     return sorted({*plan.workers, *plan.idle} - set(lost))

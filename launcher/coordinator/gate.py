@@ -72,7 +72,7 @@ def built_otherwise(models: Mapping[Rank, ModelSpec], plan: Plan) -> list[Move]:
     its = {rank: model.values for rank, model in sorted(models.items()) if model.is_whole}
     moves = []
     for layer in range(plan.n_layers):
-        having = [rank for rank in its if layer in plan.runs.get(worker_of(rank), ())]
+        having = [rank for rank in its if layer in plan.holds.get(worker_of(rank), ())]
         others = [rank for rank in having if its[rank] and its[rank][layer : layer + 1] != its[having[0]][layer : layer + 1]]
         moves += [Move(layer, worker_of(having[0]), worker_of(rank)) for rank in others]
     return moves

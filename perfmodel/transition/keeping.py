@@ -3,7 +3,7 @@
 A micro-batch is done when it is back at its first stage, and the first of a pipeline's n is so after p slots of the n + p - 1
 that a step of p stages has. So at a random moment half of n / (n + p - 1) of it is done. What is left takes the plan's own
 pipelines as much less of their step. Only pipelines count that keep all their stages: others run their micro-batches again.
-That reductions leave nothing to keep is left out.
+That reductions leave nothing to keep is left out. Ranks with a sharded model keep nothing (odyssey/runtime/layers.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from odyssey.plan.plan import Plan
 
 def kept_s(before: Plan, plan: Plan, step_s: float) -> float:
     """Seconds by which the first step of `plan` is shorter than its others, of `step_s`, after a cut of one of `before`."""
+    if before.is_sharded:
+        return 0.0
     moved, held = plan.moved_to, plan.holds
     changed = {
         worker for worker, layers in before.runs.items() if not held.get(worker, NOTHING) - moved.get(worker, NOTHING) >= layers
@@ -26,7 +28,7 @@ def kept_s(before: Plan, plan: Plan, step_s: float) -> float:
 
 def kept_of_all_s(plan: Plan, step_s: float) -> float:
     """The same where every pipeline keeps all its stages."""
-    return _done(plan) ** 2 / 2 * step_s
+    return 0.0 if plan.is_sharded else _done(plan) ** 2 / 2 * step_s
 
 
 def _done(plan: Plan) -> float:

@@ -151,6 +151,8 @@ class Ahead:
     def _survived(self, plan: Plan, estimate: Estimate) -> Then:
         """The best of routing around the lost worker's stage, of taking it over and of regrouping."""
         ways = [self.regrouped(plan, estimate, len(plan.workers) + len(plan.idle) - 1)]
+        if plan.is_sharded:
+            return ways[0]
         n_others = len(plan.pipelines) - 1
         n_stages = sum(len(pipeline.stages) for pipeline in plan.pipelines) / len(plan.pipelines)
         share = n_micro_batches_of(self._situation) / len(plan.pipelines)

@@ -69,7 +69,8 @@ def answer(situation: Situation, forced: str | None = None, layout: str = "auto"
     if forced is None or best(candidates) is not None:
         return candidates
     others = search(situation)
-    return [*others, *(row for row in candidates if row.is_fault and row not in others)]
+    asked = {row.strategy for row in others}
+    return [*others, *(row for row in candidates if row.strategy not in asked or (row.is_fault and row not in others))]
 
 
 def search(situation: Situation, only: str | None = None) -> list[Candidate]:
@@ -107,8 +108,8 @@ def _asked(situation: Situation, moment: Moment, only: str | None = None) -> lis
     """What strategies answer, all or one of them; of one that fails the row that says why."""
     rows: list[Proposal | Candidate] = []
     is_sharded = situation.profile.is_sharded
-    if is_sharded and only is not None:
-        return [Proposal(only, None, "the model is sharded")]
+    if only is not None and (only in strategies.names(moment, sharded=True)) != is_sharded:
+        return [Proposal(only, None, f"the model is {'sharded' if is_sharded else 'not sharded'}")]
     for name in strategies.names(moment, sharded=is_sharded) if only is None else [only]:
         found = attempt(name, partial(_answers, situation, moment, name))
         rows += [found] if isinstance(found, Candidate) else found
