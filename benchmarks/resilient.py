@@ -166,8 +166,8 @@ def summarise(found: Sequence[Took], turns: Sequence[Turn]) -> dict[str, float]:
     return summary
 
 
-def rows(found: Sequence[Took], turns: Sequence[Turn]) -> list[dict[str, Cell]]:
-    """One a case and number of ranks, and one a case and turn."""
+def rows(found: Sequence[Took], turns: Sequence[Turn], ours: Sequence[str] = OURS) -> list[dict[str, Cell]]:
+    """One a case and number of ranks, and one a case of ours and turn."""
     nothing = dict.fromkeys(("kills", "beyond the step", "worst", "raw", "step", "plain", "ratio"))
     result: list[dict[str, Cell]] = []
     for n_ranks, case in sorted({(each.n_ranks, each.case) for each in found}):
@@ -184,7 +184,7 @@ def rows(found: Sequence[Took], turns: Sequence[Turn]) -> list[dict[str, Cell]]:
                 "step": median(each.step_after_s for each in group),
             }
         )
-    for case in OURS:
+    for case in ours:
         for turn in turns:
             its = {"step": turn.steps_s[case], "plain": turn.steps_s["torchrun"], "ratio": turn.ratio(case)}
             result.append({"case": f"{case}, no loss", "ranks": N_RANKS, **nothing, **its})

@@ -22,8 +22,7 @@ from rich.console import Console
 
 from benchmarks import report, trial
 from benchmarks.kept import Kept
-from benchmarks.report import Cell
-from benchmarks.resilient import GLOBAL_BATCH, N_STEPS, N_WARM_UP, Took, Turn, after_a_kill
+from benchmarks.resilient import GLOBAL_BATCH, N_STEPS, N_WARM_UP, Took, Turn, after_a_kill, rows
 from benchmarks.run import run
 
 N_RANKS = 4
@@ -55,7 +54,7 @@ def main() -> None:
                 continue
             console.print(f"{case:10} {found[-1].raw_s:.3f} s", highlight=False)
     turns = [kept.once(f"turn {i}", Turn, partial(_turn, i)) for i in range(options.turns)]
-    kept.publish(ABOUT, summarise(found, turns), rows(found, turns), options.results)
+    kept.publish(ABOUT, summarise(found, turns), rows(found, turns, CASES[:1]), options.results)
 
 
 def _started(case: str, folder: Path, n_ranks: int, arguments: Sequence[str]) -> trial.Trial:
@@ -93,26 +92,6 @@ def summarise(found: Sequence[Took], turns: Sequence[Turn]) -> dict[str, float]:
     if turns:
         summary["sharded_overhead_ratio"] = median(turn.ratio("sharded") for turn in turns)
     return summary
-
-
-def rows(found: Sequence[Took], turns: Sequence[Turn]) -> list[dict[str, Cell]]:
-    """One a case, and one a turn."""
-    nothing = dict.fromkeys(("kills", "beyond the step", "worst", "raw", "step", "HSDP", "ratio"))
-    result: list[dict[str, Cell]] = []
-    for case in CASES:
-        if group := [each for each in found if each.case == case]:
-            its = {
-                "kills": len(group),
-                "beyond the step": median(each.beyond_step_s for each in group),
-                "worst": max(each.beyond_step_s for each in group),
-                "raw": median(each.raw_s for each in group),
-                "step": median(each.step_after_s for each in group),
-            }
-            result.append({"case": case, **nothing, **its})
-    for turn in turns:
-        seconds = {"step": turn.steps_s["sharded"], "HSDP": turn.steps_s["torchrun"], "ratio": turn.ratio("sharded")}
-        result.append({"case": "no loss", **nothing, **seconds})
-    return result
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -61,17 +61,26 @@ def _proposed(situation: Situation, workers: Collection[Worker], back: Collectio
 
 
 def _copies(situation: Situation, workers: Collection[Worker]) -> list[tuple[Worker, ...]]:
-    """Those that there are, and then of the others those together that hold their shards, and are on one node."""
-    n_shards = len(situation.profile.layers)
+    """Those that there are; then, of the others, those that are whole on one node; and then those together that hold their
+    shards."""
+    n_shards, node = len(situation.profile.layers), situation.costs.node
     whole = _whole(situation.plan, workers)
-    left = set(workers).difference(*whole)
+    left = sorted(set(workers).difference(*whole))
 
-    def rank(worker: Worker) -> tuple[bool, int, Worker]:
-        lacks = not situation.held.get(worker, frozenset()) and situation.plan is not None
-        return lacks, situation.costs.node[worker], worker
+    def lacks(worker: Worker) -> bool:
+        return not situation.held.get(worker)
 
-    by_shard = [sorted((worker for worker in left if worker % n_shards == shard), key=rank) for shard in range(n_shards)]
-    return whole + list(zip(*by_shard, strict=False))
+    on_nodes: list[tuple[Worker, ...]] = []
+    for at in dict.fromkeys(map(node.__getitem__, left)):
+        on_nodes += _zipped(sorted((worker for worker in left if node[worker] == at), key=lacks), n_shards)
+    left = sorted(set(left).difference(*on_nodes), key=lacks)
+    return whole + sorted(on_nodes, key=lambda copy: sum(map(lacks, copy))) + _zipped(left, n_shards)
+
+
+def _zipped(workers: Sequence[Worker], n_shards: int) -> list[tuple[Worker, ...]]:
+    """As many as there are with all shards, the first of each shard first."""
+    by_shard = [[worker for worker in workers if worker % n_shards == shard] for shard in range(n_shards)]
+    return list(zip(*by_shard, strict=False))
 
 
 def _whole(plan: Plan | None, workers: Collection[Worker]) -> list[tuple[Worker, ...]]:

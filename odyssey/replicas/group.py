@@ -24,20 +24,20 @@ from odyssey.replicas.backward import is_asked_by_torch, n_for_ddp
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, nothing
 from odyssey.replicas.replica import Replica
 from odyssey.runtime.cut import Cut
+from odyssey.runtime.script_group import ScriptGroup
 
 BACKEND = "odyssey"
 Tensors = list[torch.Tensor]
 
 
-class ReplicaGroup(dist.ProcessGroup):
+class ReplicaGroup(ScriptGroup):
     """All ranks of the script, `n_at_first` of them when it is made."""
 
     def __init__(self, replica: Replica, rank: int, n_at_first: int) -> None:
-        super().__init__(rank, n_at_first)  # type: ignore[call-arg]
+        super().__init__(rank, n_at_first, BACKEND)
         self._replica = replica
         self._n_at_first = n_at_first
         """What DDP's C++ divides by, whoever is lost later."""
-        self._name = self._description = ""
 
     # -- who --------------------------------------------------------------------------------------------------------------
 
@@ -48,32 +48,6 @@ class ReplicaGroup(dist.ProcessGroup):
     def rank(self) -> int:
         """This one's place among them."""
         return self._replica.seen.index(self._replica.session.rank)
-
-    def getBackendName(self) -> str:
-        """C++ asks for it."""
-        return BACKEND
-
-    def setGroupName(self, name: str) -> None:
-        """Torch's name of it."""
-        self._name = name
-
-    def getGroupName(self) -> str:
-        """The same."""
-        return self._name
-
-    def setGroupDesc(self, description: str) -> None:
-        """For people."""
-        self._description = description
-
-    def getGroupDesc(self) -> str:
-        """The same."""
-        return self._description
-
-    def shutdown(self) -> None:
-        """The script lets go of it."""
-
-    def abort(self) -> None:
-        """The same."""
 
     # -- sums -------------------------------------------------------------------------------------------------------------
 

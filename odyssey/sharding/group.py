@@ -22,18 +22,18 @@ from odyssey.errors import JobError
 from odyssey.plan.worker import Worker
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
+from odyssey.runtime.script_group import ScriptGroup
 
 BACKEND = "odyssey_shards"
 
 
-class CopyGroup(dist.ProcessGroup):
+class CopyGroup(ScriptGroup):
     """`shard`: this rank's place in it, out of `n`."""
 
     def __init__(self, shard: int, n: int) -> None:
-        super().__init__(shard, n)  # type: ignore[call-arg]
+        super().__init__(shard, n, BACKEND)
         self._shard = shard
         self._n = n
-        self._name = self._description = ""
         self._groups: Groups | None = None
         self._members: tuple[Worker, ...] = ()
         """All in the copy, ascending: the order of the generation's group."""
@@ -69,32 +69,6 @@ class CopyGroup(dist.ProcessGroup):
     def rank(self) -> int:
         """The number of this rank's shard."""
         return self._shard
-
-    def getBackendName(self) -> str:
-        """C++ asks for it."""
-        return BACKEND
-
-    def setGroupName(self, name: str) -> None:
-        """Torch's name of it."""
-        self._name = name
-
-    def getGroupName(self) -> str:
-        """The same."""
-        return self._name
-
-    def setGroupDesc(self, description: str) -> None:
-        """For people."""
-        self._description = description
-
-    def getGroupDesc(self) -> str:
-        """The same."""
-        return self._description
-
-    def shutdown(self) -> None:
-        """The script lets go of it."""
-
-    def abort(self) -> None:
-        """The same."""
 
     # -- what FSDP calls ---------------------------------------------------------------------------------------------------
 

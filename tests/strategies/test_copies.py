@@ -204,8 +204,20 @@ def test_who_has_kept_its_shard_comes_before_who_holds_nothing() -> None:
     kept = [keep for run in plan.keep_runs for keep in run.keeps if keep.worker != 2]
     plan = prove(replace(plan, keep_runs=keep_runs(kept), idle=(2,)))
     again = best_plan(search(situation(of, plan, without(plan, 0))))
-    assert [its.workers for its in again.pipelines] == [(4, 1)]
+    assert [its.workers for its in again.pipelines] == [(4, 5)]
     assert {move.target for move in again.moves} == {2}, "it gets its shard, to keep it"
+
+
+def test_copies_are_on_one_node_where_that_can_be() -> None:
+    """Also where ranks that come back hold nothing yet, and others would be there with their shards."""
+    of = job(2, 8)
+    plan = started(of, 6)
+    left = best_plan(search(situation(of, plan, without(plan, 1, 2))))
+    assert [its.workers for its in left.pipelines] == [(4, 5), (0, 3)]
+    apart = best_plan(search(situation(of, plan, without(plan, 1, 2), respawnable=[1, 2])))
+    assert {its.workers for its in apart.pipelines} >= {(4, 5)}
+    back = situation(of, plan, [0, 3, 4, 5, 1, 2], held={w: plan.holds[w] for w in (0, 3, 4, 5)})
+    assert {its.workers for its in best_plan(search(replace(back, lost=(1, 2)))).pipelines} == {(0, 1), (2, 3), (4, 5)}
 
 
 def test_a_rank_that_comes_back_is_waited_for_where_it_makes_a_copy_whole() -> None:
@@ -242,7 +254,7 @@ def test_of_more_copies_than_micro_batches_the_last_keep_their_shards() -> None:
     plan = started(of, 8)
     assert [its.workers for its in plan.pipelines] == [(0, 1), (2, 3)] and set(plan.keeps) == {4, 5, 6, 7}
     after_a_loss = best_plan(answer(situation(of, plan, without(plan, 1))))
-    assert [its.workers for its in after_a_loss.pipelines] == [(2, 3), (0, 5)] and after_a_loss.moves == ()
+    assert [its.workers for its in after_a_loss.pipelines] == [(2, 3), (4, 5)] and after_a_loss.moves == ()
 
 
 def test_of_a_step_that_is_cut_nothing_is_kept() -> None:
