@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from launcher.coordinator.actions import Action, EndRanks, Kill, Propose, Record, SendOrder, Spawn
 from launcher.coordinator.machine import step
@@ -115,6 +116,9 @@ class Job(RuleBasedStateMachine):
 
     def take_news(self, body: Any, generation: int | None) -> None:
         state, world = self.talk.state, self.talk.state.world
+        if isinstance(state, PlainState) and isinstance(body, RankLost) and body.cause.kind is CauseKind.AGENT:
+            # The machine of a plain script hears of these by the loss of their agent, and there are no agents here.
+            body = replace(body, cause=Cause(CauseKind.SIGNAL, "SIGKILL"))
         late = isinstance(body, UnitFinal) and state.status in (Status.PAUSING, Status.FINISHING, Status.DRAINING)
         is_stale = generation is not None and generation < world.generation and state.status is not Status.ENDED and not late
         before = copy.deepcopy(state) if is_stale else None
