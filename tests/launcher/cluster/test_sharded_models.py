@@ -42,3 +42,16 @@ def test_ranks_of_other_agents_go_on(n_each: int, struck: int, start: Callable[.
     found = {int(path.stem): torch.load(path) for path in out.glob("*.pt")}
     assert found.keys() == set(range(3 * n_each)) - set(range(n_each * struck, n_each * (struck + 1)))
     assert {rank: most for rank, most in differences("average/2", found, N_STEPS).items() if most > 1e-10} == {}
+
+
+def test_all_agents_start_their_ranks_again_where_nobody_has_a_shard(start: Callable[..., Agent], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    given = {"nproc_per_node": 1, "nnodes": "2", "max_restarts": 1}
+    agents = [start(str(out), "average/2", "1:5:loop", script=SCRIPT, **given) for _ in range(2)]
+    ended = [agent.end() for agent in agents]
+
+    assert ended == [0, 0], [agent.lines for agent in agents]
+    assert "all ranks start again (restart 1 of 1)" in "".join(line for agent in agents for line in agent.lines)
+    found = {int(path.stem): torch.load(path) for path in out.glob("*.pt")}
+    assert {rank: most > 1e-10 for rank, most in differences("average/2", found, N_STEPS).items()} == {0: False, 1: False}
