@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from odyssey.errors import JobError
 from odyssey.model.blueprint import META, Blueprint, LayerFactory
+from odyssey.model.dtensors import part_of
 from odyssey.model.given import OptimizerFactory, SchedulerFactory
 from odyssey.model.packing import digest
 from odyssey.model.state_shard import Stateful, StateShard
@@ -129,7 +130,7 @@ class Model:
     @property
     def built_bytes(self) -> int:
         """Of the parameters and buffers in memory now."""
-        tensors = [t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()) if t.device != META]
+        tensors = [part_of(t) for layer in self.layers for t in (*layer.parameters(), *layer.buffers()) if t.device != META]
         return sum(t.untyped_storage().nbytes() for t in {t.data_ptr(): t for t in tensors}.values())
 
     def call(self, layer: int, value: Any) -> Any:
