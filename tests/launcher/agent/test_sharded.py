@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
-from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, Note, PlanChosen
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, Note, PlanChosen, RankLost
 from launcher.options import RunOptions
 from perfmodel.profile import profile as profiles
+from tests import ROOT
 from tests.agent_runs import Ran, nothing_left
 from tests.held import Held
 from tests.jobs.resilient import N_STEPS, POINTS
@@ -135,3 +139,16 @@ def test_what_would_make_ranks_wait_for_each_other_is_refused(arguments: tuple[s
     ran = Ran(RunOptions(script=str(path), arguments=arguments, **given))
     assert ran.code == 1
     assert why in ran.all(JobEnded)[0].reason
+
+
+def test_the_example_writes_the_model_of_a_script_that_runs_alone(tmp_path: Path) -> None:
+    """To float32's rounding, though a rank is killed on the way: docs/own-model.md."""
+    script, alone, together = ROOT / "examples" / "train_sharded.py", tmp_path / "alone.pt", tmp_path / "together.pt"
+    subprocess.run([sys.executable, script, "--epochs", "1", "--model", alone], check=True, timeout=120)
+    given = {"n_ranks_per_node": 4, "max_restarts": 3, "log_dir": tmp_path / "logs", "capture_output": True}
+    ran = Ran(RunOptions(str(script), ("--epochs", "1", "--model", str(together)), drills=("step=12 kill=2",), **given))
+    assert ran.code == 0, ran.text("stderr")
+    assert [loss.rank for loss in ran.all(RankLost)] == [2]
+    expected, found = torch.load(alone), torch.load(together)
+    assert list(found) == list(expected)
+    assert all(torch.allclose(found[name], expected[name], rtol=0, atol=1e-5) for name in expected)
