@@ -7,7 +7,7 @@ workers.py         what ranks report, folded into what workers are
 actions.py         what is wanted done; decision.py: the end
 job.py             the machine of a Job: start, loss, finish
 transition.py      from a pause to go; gate.py: what must agree before it
-growth.py          ranks that are taken in
+growth.py          ranks that are taken in, or let go; newcomers.py: that start beside the others
 finish.py          ranks end their scripts: all, or one before the others
 rank_failure.py    a Job's script that fails on one rank
 next_job.py        one Job after another in a script

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.coordinator import finish, gate, growth, next_job, rank_failure, replicas, transition
+from launcher.coordinator import finish, gate, growth, newcomers, next_job, rank_failure, replicas, transition
 from launcher.coordinator.actions import EndRanks, Kill, Record, RemindOfNotice, SendOrder, Spawn
 from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
 from launcher.coordinator.ranks import ENDED_WELL, RankState
@@ -162,7 +162,7 @@ def _lost(job: JobState, body: RankLost) -> Actions:
         how = world.ends[rank].reason
     retired = rank_failure.retire(job, rank) if body.cause.kind is not CauseKind.NOT_STARTED else ()
     if is_newcomer:
-        return *retired, *growth.newcomer_lost(job, body, how, has_failed=has_failed)
+        return *retired, *newcomers.newcomer_lost(job, body, how, has_failed=has_failed)
     told: Actions = ()
     if has_failed:
         how = world.ends[rank].reason
@@ -262,7 +262,7 @@ def _note_end(job: JobState, body: Body) -> None:
 def _agent_joined(job: JobState, body: AgentJoined) -> Actions:
     agent = body.agent
     if job.number == 1 and job.status is not Status.FINISHING and not job.replicas:
-        return growth.agent_joined(job, agent)
+        return newcomers.agent_joined(job, agent)
     job.world.agents = (*job.world.agents, agent)  # it has a voice in who leads
     if job.replicas:
         return (Record(Note(f"agent {agent.number} ({agent.host}) waits until all ranks start again")),)
@@ -310,7 +310,7 @@ def _ready(job: JobState, body: Ready) -> Actions:
     told = transition.rank_ready(job, body)
     if job.status is not Status.RUNNING:
         return told
-    return *told, *growth.let_go(job), *growth.start_lost(job), *growth.consider(job)
+    return *told, *growth.let_go(job), *newcomers.start_lost(job), *growth.consider(job)
 
 
 def _unit_final(job: JobState, body: UnitFinal) -> Actions:
@@ -345,7 +345,7 @@ def _exited(job: JobState, body: RankExited) -> Actions:
         return _has_left(job, rank)
     if job.status is not Status.ENDING and _is_newcomer(job, rank):
         ranks.enter(rank, RankState.LOST if job.is_planned(rank) else RankState.ABSENT)
-        return growth.newcomer_ended(job, rank, f"{ranks_text([rank])} ended with exit code 0")
+        return newcomers.newcomer_ended(job, rank, f"{ranks_text([rank])} ended with exit code 0")
     nobody_has_joined = len(ranks.of(RankState.STARTING)) == len(world.alive)
     has_finished = ranks.state(rank) in (RankState.FINISHED, RankState.AHEAD)
     ranks.enter(rank, RankState.DONE if has_finished else RankState.EXITED)
@@ -381,8 +381,8 @@ def _not_joined_in_time(job: JobState, body: Tick) -> Actions:
 def _connection_lost(job: JobState, body: Broken) -> Actions:
     """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
     _clock_from_now(job)
-    if job.recovery.n_redone >= transition.AT_ONCE and (newcomers := growth.unreachable(job)):
-        return growth.without(job, newcomers, body.what)
+    if job.recovery.n_redone >= transition.AT_ONCE and (unreachable := newcomers.unreachable(job)):
+        return growth.without(job, unreachable, body.what)
     return transition.redo(job, f"rank {body.rank} lost its connection to another ({body.what})")
 
 
@@ -400,7 +400,7 @@ _LIVING = (Status.STARTING, *_WORKING, Status.FINISHING)
 TABLE: Mapping[type, Mapping[Status, Handler]] = {
     AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
     AgentLost: dict.fromkeys(_LIVING, _agent_lost),
-    SlotsReturned: dict.fromkeys(_LIVING, growth.slots_returned),
+    SlotsReturned: dict.fromkeys(_LIVING, newcomers.slots_returned),
     NoticeGiven: dict.fromkeys(_LIVING, growth.asked_to_leave),
     NoticeExpired: dict.fromkeys((Status.STARTING, *_WORKING), growth.notice_expired),
     RankSlowed: dict.fromkeys(_LIVING, growth.slowed),
