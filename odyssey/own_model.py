@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from odyssey.job import Job
@@ -70,7 +71,8 @@ def resilient(
         return collated(samples, sample_ids) if collate is None else collate(samples), None
 
     kind: type[Whole] = Whole
-    if isinstance(model, nn.Module) and any(map(is_divided, model.parameters())):
+    is_wrapped = not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel)  # which is refused
+    if not is_wrapped and any(map(is_divided, model.parameters())):
         from odyssey.model.sharded import Sharded as kind  # torch's part of it takes seconds to import
 
     return Job.of_whole(

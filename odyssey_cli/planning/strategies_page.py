@@ -37,9 +37,9 @@ included.
 `--strategy NAME` asks one strategy after a loss, and the others only where that one has no Plan. What each would do, and at
 what price, is the answer of `odyssey plan --fail 1`.
 
-Each has an example: a step before and after, in one time scale, of a job of `configs/` on few ranks with few micro-batches
-([how to read it](operators/timeline.md#how-to-read-it)); and the prices of the plan before, of the strategy's own, and of the
-best that others have. The model takes the one in bold.
+Each that is not for sharded models has an example: a step before and after, in one time scale, of a job of `configs/` on few
+ranks with few micro-batches ([how to read it](operators/timeline.md#how-to-read-it)); and the prices of the plan before, of the
+strategy's own, and of the best that others have. The model takes the one in bold.
 """
 
 MOMENTS = {
