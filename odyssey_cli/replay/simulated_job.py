@@ -188,7 +188,14 @@ class SimulatedJob:
         return self._state.world.generation
 
     def _feed(self, body: Body) -> None:
-        self._state, actions = step(self._state, Event(self._now_s, self._generation, "replay", body))
+        if self.why_ended:
+            return
+        before = self._state
+        self._state, actions = step(before, Event(self._now_s, self._generation, "replay", body))
+        if isinstance(before, JobState) and before.gives_up:
+            # All ranks start again, with what they have saved: whoever replays the trace knows what that takes.
+            self.why_ended, self.running_since_s = before.gives_up, None
+            return
         paused: list[Rank] = []
         prepared: list[Rank] = []
         connecting: list[tuple[Rank, int]] = []
