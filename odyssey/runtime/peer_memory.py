@@ -79,14 +79,15 @@ class PeerMemory:
 def card() -> bytes:
     """This process's own. From now on other ranks of its agent may read it also where Yama is about."""
     global _own, _owner
-    if _owner != os.getpid():  # a fork has another one than its parent
-        place = _place()
-        _own, _owner = NOBODY, os.getpid()
-        if place is not None:
-            _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(os.getppid()), 0, 0, 0)  # fails where there is no Yama, and no need
-            _secret.raw = secrets.token_bytes(_SECRET_BYTES)
-            _own = _CARD.pack(place, _secret.raw, _owner, ctypes.addressof(_secret))
-    return _own
+    with _lock:
+        if _owner != os.getpid():  # a fork has another one than its parent
+            _own = NOBODY
+            if (place := _place()) is not None:
+                _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(os.getppid()), 0, 0, 0)  # fails where there is no Yama, and no need
+                _secret.raw = secrets.token_bytes(_SECRET_BYTES)
+                _own = _CARD.pack(place, _secret.raw, os.getpid(), ctypes.addressof(_secret))
+            _owner = os.getpid()
+        return _own
 
 
 def reach(its_card: bytes) -> PeerMemory | None:
