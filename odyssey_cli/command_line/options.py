@@ -120,7 +120,8 @@ _THEIRS = Origin.TORCHRUN
 
 def _strategies() -> dict[str, str]:
     """Those that may be asked for."""
-    return {its.name: its.summary for its in strategies.load_all() if strategies.Moment.PROPOSE in its.answers}
+    asked = (its for its in strategies.load_all() if strategies.Moment.PROPOSE in its.answers and not its.is_sharded)
+    return {its.name: its.summary for its in asked}
 
 
 OPTIONS: tuple[Option, ...] = (
