@@ -78,7 +78,7 @@ def _copies(situation: Situation, workers: Collection[Worker]) -> list[tuple[Wor
 
 
 def _zipped(workers: Sequence[Worker], n_shards: int) -> list[tuple[Worker, ...]]:
-    """As many as there are with all shards, the first of each shard first."""
+    """Make as many copies as these have all shards for, from the first of each shard on."""
     by_shard = [[worker for worker in workers if worker % n_shards == shard] for shard in range(n_shards)]
     return list(zip(*by_shard, strict=False))
 

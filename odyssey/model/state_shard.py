@@ -96,7 +96,7 @@ class StateShard:
 
 
 class ShardOfParts(StateShard):
-    """Of parameters that are divided among ranks (DTensor): all that is told is this rank's part."""
+    """A shard of parameters that are divided among ranks (DTensor): it tells of this rank's part only."""
 
     def progress(self) -> dict[str, Any]:
         """State of optimizer, scheduler and what is extra. Raises JobError for what is divided otherwise than its parameter."""

@@ -102,10 +102,8 @@ class CopyGroup(ScriptGroup):
         """Whether it has been done by all together. Raises JobError where nobody can come to meet it."""
         if not self._is_open or self._groups is None:
             raise JobError(f"{name}: the sharded model is used outside of a step", _IN_A_STEP)
-        if self._cut is not None:
+        if self._cut is not None or self._n == 1:  # what is this rank's alone is the whole
             return False
-        if self._n == 1:
-            return False  # what is this rank's alone is the whole
         try:
             self._groups.finish(self._groups.over(self._members, begin))
         except Cut as cut:
@@ -113,9 +111,10 @@ class CopyGroup(ScriptGroup):
             return False
         return True
 
-    def _refuse(self, name: str, *arguments: Any, **named: Any) -> Any:
-        help = "Odyssey carries what fully_shard calls there, and nothing else"
-        raise JobError(f"{name} in the group of a sharded model", help)
+
+def _refuse(name: str) -> None:
+    help = "Odyssey carries what fully_shard calls there, and nothing else"
+    raise JobError(f"{name} in the group of a sharded model", help)
 
 
 _IN_A_STEP = "call it in loss(batch), or in a metric of run.evaluate: all ranks of a copy compute together there"
@@ -124,7 +123,7 @@ for _name in (
     *("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base", "send", "recv"),
     *("recv_anysource", "monitored_barrier"),
 ):
-    setattr(CopyGroup, _name, lambda self, *arguments, _called=_name, **named: self._refuse(_called))
+    setattr(CopyGroup, _name, lambda *arguments, _called=_name, **named: _refuse(_called))
 
 
 class _Done(dist.Work):

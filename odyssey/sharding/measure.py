@@ -72,10 +72,7 @@ def _cost(layer: int, model: Model, job_spec: JobSpec) -> LayerCost:
     for _ in range(N_REPEATS + 1):  # the first one warms up
         model.peers.begin()
         began_s = now_s(device)
-        with (
-            saved_bytes(parts) as saved,
-            precision(device, job_spec.autocast),
-        ):
+        with saved_bytes(parts) as saved, precision(device, job_spec.autocast):
             loss, _ = job_spec.loss_and_metrics(model.call(layer, batch), target)
         forward_s = now_s(device)
         torch.autograd.backward(loss)

@@ -153,7 +153,7 @@ class Computations:
         tasks.layers += [self._number_of.setdefault(layers, len(self._number_of)) for layers in ranges] * n
 
     def _add_copy(self, p: int) -> None:
-        """Of a sharded model: in each turn each worker computes one whole micro-batch, by itself as far as time goes."""
+        """Add those of a copy: in each turn each worker computes one whole micro-batch, by itself as far as time goes."""
         its, tasks = self._plan.pipelines[p], self._tasks
         n_samples = self._plan.samples.n_of(its.first_micro_batch)
         self._first_of[its.first_micro_batch] = len(tasks.row)

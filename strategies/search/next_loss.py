@@ -74,7 +74,7 @@ def closed_step_s(situation: Situation, n_left: int) -> float | None:
 
 
 def _copies_step_s(situation: Situation, n_copies: int) -> float | None:
-    """Of so many copies of a sharded model: the turns of the one that has most."""
+    """Give the step time of so many copies of a sharded model: the turns of the one that has most."""
     if n_copies < 1:
         return None
     profile = situation.profile

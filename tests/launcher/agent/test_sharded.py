@@ -85,7 +85,7 @@ def test_a_later_run_goes_on_from_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_where_nobody_has_a_shard_all_start_again_from_what_was_saved(tmp_path: Path) -> None:
-    """As long as restarts are left, as those of any script do."""
+    """Those of any script do so, as long as restarts are left."""
     assert Ran(options(tmp_path, "saved/2", n_ranks_per_node=2)).code == 0
     given = {"n_ranks_per_node": 2, "max_restarts": 1, "log_dir": tmp_path / "second"}
     second = Ran(options(tmp_path, "saved/2", "1:6:forward", **given))

@@ -73,7 +73,7 @@ def test_a_job_that_has_too_few_ranks_for_its_shards_ends_before_it_measures() -
 
 
 def built(rank: int, n_shards: int, value: str) -> ModelSpec:
-    """As a rank tells of it that has its own shard of the model."""
+    """It is what a rank tells of that has its own shard of the model."""
     return shards(n_shards, tuple(value if shard == rank % n_shards else "" for shard in range(n_shards)))
 
 

@@ -197,7 +197,7 @@ def without_worker(plan: Plan) -> Plan:
 
 
 def cut(plan: Plan) -> Plan:
-    """As many micro-batches, the first copy's last one smaller than the step's last."""
+    """There are as many micro-batches, and the first copy's last one is smaller than the step's last."""
     first, last = plan.pipelines
     n = 2 * len(first.micro_batches) - 1
     return replace(plan, blocks=blocks_of([replace(first, n_samples=n), replace(last, n_samples=plan.global_batch - n)]))

@@ -95,7 +95,7 @@ ALONE: Any = SimpleNamespace(needs=Needs((worker_of(Rank(0)),)))
 
 
 def read_alone(data: Prefetcher, n_steps: int) -> None:
-    """As a rank that trains alone does."""
+    """A rank that trains alone does so, too."""
     assert data.snapshots is not None
     for step in range(n_steps):
         data.want(step, WHOLE)
