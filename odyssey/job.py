@@ -27,6 +27,7 @@ from odyssey.checkpoints import checkpoint, parts
 from odyssey.errors import JobError, NonFiniteLoss
 from odyssey.model.blueprint import LayerFactory
 from odyssey.model.given import Loss, Metric, OptimizerFactory, SchedulerFactory, Weight, check_autocast
+from odyssey.model.loss_scale import ScalersScale
 from odyssey.model.model import Model
 from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
 from odyssey.model.whole import Whole
@@ -186,7 +187,7 @@ class Job:
         resume: str | Path | None,
         backend: Backend,
     ) -> None:
-        check_autocast(autocast)
+        check_autocast(autocast, is_scaled=isinstance(model.loss_scale, ScalersScale))
         joining.begin_on(model.device)
         if independent_samples not in (True, False, TO_ROUNDING):
             raise JobError(f"independent_samples is {independent_samples!r}", f"give True, False or {TO_ROUNDING!r}")
@@ -278,7 +279,7 @@ class Job:
         def take(engine: Engine, values: Values) -> None:
             loss, norm, weight, *_ = values
             if math.isfinite(loss):
-                engine.apply(self._clip_factor(norm) / weight)
+                engine.apply(self._clip_factor(norm) / weight, is_finite=math.isfinite(norm))
 
         def its_metrics(sums: Sequence[float]) -> Mapping[str, float]:
             return means(sums[3 + N_RATE :], n_samples, sums[2])

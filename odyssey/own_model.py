@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -44,6 +45,7 @@ def resilient(
     seed: int = 0,
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
+    scaler: GradScaler | None = None,
     resume: str | Path | None = None,
 ) -> Job:
     """A Job of a model that every rank holds whole: as with DistributedDataParallel, and exact whoever is lost or comes back.
@@ -62,6 +64,8 @@ def resilient(
     thread. `global_batch` samples make a step whoever is there, in micro-batches of `micro_batch`.
     `weight(batch)`: how much a micro-batch counts in the mean over a step, such as its number of tokens that are no padding;
     default its number of samples. The loss and metrics are means over what is counted.
+    `scaler`: for `autocast=torch.float16`. Losses are scaled before their backward, and a step whose gradients overflow changes
+    its scale only, on all ranks alike: `Step.grad_norm` is no finite number then. Neither optimizer nor scheduler is stepped.
     `clip_norm`, `autocast`, `seed`, `resume`, and what it returns: see `odyssey.Job`.
 
     Raises JobError for what cannot be trained, or not be moved to a rank that comes back.
@@ -76,7 +80,7 @@ def resilient(
         from odyssey.model.sharded import Sharded as kind  # torch's part of it takes seconds to import
 
     return Job.of_whole(
-        kind(model, loss, optimizer, scheduler, extra),
+        kind(model, loss, optimizer, scheduler, extra, scaler),
         Batches(data, global_batch, micro_batch, seed, collate_alone, num_workers),
         weight=weight,
         clip_norm=clip_norm,

@@ -41,19 +41,22 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
             net.load_state_dict(before, strict=False)
             torch.manual_seed(layer_seed(job.SEED, step, number, 0))
             its_total, its_n = job.total_of(net, collate(chosen), variant)
-            its_total.backward()
+            loop.scaler.scale(its_total).backward()
             total, n = total + its_total.item(), n + its_n
             after.append({name: buffer.clone() for name, buffer in net.named_buffers()})
         for name, buffer in net.named_buffers():
             values = torch.stack([its[name] for its in after])
             buffer.copy_(values.mean(0) if values.is_floating_point() else values[0])
+        loop.scaler.unscale_(optimizer)
         for parameter in net.parameters():
             if parameter.grad is not None:
                 parameter.grad /= n
-        if variant == "plain":
+        if variant in ("plain", "scaled"):
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-        optimizer.step()
-        if scheduler is not None:
+        scale = loop.scaler.get_scale()
+        loop.scaler.step(optimizer)
+        loop.scaler.update()
+        if scheduler is not None and loop.scaler.get_scale() >= scale:
             scheduler.step()
         losses[step] = total / n
         loop.behind(step, losses[step])
@@ -89,7 +92,7 @@ def _difference(found: dict[str, Any], expected: dict[str, Any], shard: int, n: 
 
 def is_sharded(name: str) -> bool:
     """Whether it has the form of a parameter: buffers, counts of steps and rates are whole on each rank."""
-    return not any(each in name for each in ("running", "num_batches", ".step", "rate"))
+    return not any(each in name for each in ("running", "num_batches", ".step", "rate", "scale"))
 
 
 def _part(value: torch.Tensor, shard: int, n: int) -> torch.Tensor:

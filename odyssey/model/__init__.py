@@ -3,6 +3,7 @@
 model.py        all layers, those that are here and those that are not; blueprint.py: what the script builds them by
 whole.py        one that the script has built, which every rank holds whole; statistics.py: of its BatchNorms
 sharded.py      one that torch has sharded; dtensors.py: a rank's part of what is divided among ranks
+loss_scale.py   a gradient scaler's, for float16
 state_shard.py  the state of one layer or tie, exactly
 packing.py      state as bytes, digested
 sublayers.py    attention and feed-forward of its blocks

@@ -108,12 +108,14 @@ def weight_of(value: Any) -> float:
     raise JobError(f"the weight of a micro-batch {what}", "return a number, at least 0: of the tokens that are no padding")
 
 
-def check_autocast(dtype: object) -> None:
-    """Raises AutocastError for what cannot be computed in."""
-    if dtype in (torch.float16, torch.half):
+def check_autocast(dtype: object, is_scaled: bool) -> None:
+    """Raises AutocastError for what cannot be computed in. `is_scaled`: the loss is, before its backward."""
+    if dtype == torch.float16:
+        if is_scaled:
+            return
+        what = "autocast=torch.float16 needs a gradient scaler: small gradients would become 0"
         raise AutocastError(
-            "autocast=torch.float16 needs a gradient scaler, and a Job has none: small gradients would become 0",
-            "give torch.bfloat16, which needs none",
+            what, "give torch.bfloat16, which needs none, or scaler=torch.amp.GradScaler(), which odyssey.resilient takes"
         )
     if dtype not in (None, torch.bfloat16):
         raise AutocastError(f"autocast is {dtype!r}", "give torch.bfloat16, or leave it out")

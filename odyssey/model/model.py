@@ -24,6 +24,7 @@ from odyssey.errors import JobError
 from odyssey.model.blueprint import META, Blueprint, LayerFactory
 from odyssey.model.dtensors import part_of
 from odyssey.model.given import OptimizerFactory, SchedulerFactory
+from odyssey.model.loss_scale import LossScale
 from odyssey.model.packing import digest
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
@@ -65,6 +66,7 @@ class Model:
     """Whether the script may change what is held between units, and not only the units do."""
     statistics: Statistics | None = None
     """What a step changes beside what optimizers do."""
+    loss_scale = LossScale()
     replay = Replay()
     """Of the units that others did before this rank came."""
     peers = Peers()

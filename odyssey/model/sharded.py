@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import nn
+from torch.amp import GradScaler
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
@@ -69,6 +70,7 @@ class Sharded(Whole):
         optimizer: Optimizer,
         scheduler: Any,
         extra: Sequence[Stateful],
+        scaler: GradScaler | None = None,
     ) -> None:
         """Raises JobError for what is not sharded whole, or over other ranks than those of `odyssey.shard_mesh`."""
         mesh = _mesh(model)
@@ -76,7 +78,7 @@ class Sharded(Whole):
         self.n_shards = mesh.size()
         parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self.peers: ShardedPeers = ShardedPeers(mesh.get_group(), parts)
-        super().__init__(model, loss, optimizer, scheduler, extra)
+        super().__init__(model, loss, optimizer, scheduler, extra, scaler)
         name, spec = type(model).__name__.removeprefix("FSDP"), self.specs[self.own]
         largest = replace(
             spec,

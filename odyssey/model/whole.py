@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -22,6 +23,7 @@ from odyssey.errors import JobError
 from odyssey.model import given
 from odyssey.model.dtensors import part_of
 from odyssey.model.given import in_words, needs_closure
+from odyssey.model.loss_scale import LossScale, ScalersScale, enabled
 from odyssey.model.model import Model, Replay, full_name
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
@@ -92,13 +94,16 @@ class Whole(Model):
         optimizer: Optimizer,
         scheduler: Any,
         extra: Sequence[Stateful],
+        scaler: GradScaler | None = None,
     ) -> None:
         """Raises JobError for what could not be trained, or not be moved."""
+        if (scaler := enabled(scaler)) is not None:
+            self.loss_scale = ScalersScale(scaler)
         device = _check(model, optimizer, scheduler, extra)
         self._given = model
         self._own_optimizer = optimizer
         self._own_scheduler = scheduler
-        self._extra = tuple(extra)
+        self._extra = (*extra, *([] if scaler is None else [scaler]))
         self.replay: WholeReplay = WholeReplay(self._copy_in)
         self.statistics: Statistics = Statistics(model)
         layer = Loss(model, loss, self.statistics)
@@ -132,6 +137,7 @@ class Whole(Model):
             what = f"other parameters are to be trained than when the job began{f': {others[0]}' if others else ''}"
             raise JobError(what, "freeze, unfreeze and replace them before odyssey.resilient is called")
         self.statistics.begin()
+        self.loss_scale.begin()
 
     def measured(self, metric: Callable[..., Any], batch: Any, output: Any, target: Any) -> Any:
         """The one layer gives nothing but the loss: a metric is computed from the batch."""
@@ -153,8 +159,9 @@ class Whole(Model):
                 parameter.grad = None
 
     def copy_of(self, layers: Iterable[int]) -> Model:
-        """The same modules, which `unchanged` is around, with an optimizer of its own."""
+        """The same modules, which `unchanged` is around, with an optimizer of its own, and no scale that it would change."""
         other = copy.copy(self)
+        other.loss_scale = LossScale()
         named = self._named(self.own, frozenset(layers))
         other.held, other.shards = frozenset(layers), {self.own: StateShard(named, self.twin, None)}
         return other

@@ -269,7 +269,7 @@ class Computation:
         """The gradient of the micro-batch's mean loss times its weight, by each output of the stage."""
         plan = attempt.plan
         if plan.is_last(op.micro_batch, op.stage):
-            return [torch.full_like(live.outputs[0], live.weight)]
+            return [torch.full_like(live.outputs[0], live.weight * self.model.loss_scale.value)]
         gradients = iter(attempt.exchange.take("B", op.stage + 1, op.micro_batch))
         expected = self._expect(plan.layer_range(op.micro_batch, op.stage).stop - 1, op, attempt)
         return [next(gradients) if tensor.requires_grad else None for tensor in expected.tensors]

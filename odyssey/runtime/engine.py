@@ -8,6 +8,7 @@ The activations that are alive are those between an `F` and its `Drop`: the sche
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -124,7 +125,12 @@ class Engine:
             if rest is None:
                 self._exchange_snapshots(step)
             weight = sum(self._tally.weights.values())
-            return [float(sum(self._tally.losses.values())), self.gradients.square_sum(), weight, *self._told()]
+            return [float(sum(self._tally.losses.values())), self._square_sum(), weight, *self._told()]
+
+    def _square_sum(self) -> float:
+        """That of gradients which are not scaled; infinite for what is no number."""
+        found = self.gradients.square_sum()
+        return found / self.model.loss_scale.value**2 if math.isfinite(found) else math.inf
 
     def _exchange_snapshots(self, step: int) -> None:
         """Of the splits of which this worker reads the first sample of the step."""
@@ -191,17 +197,23 @@ class Engine:
         if plan.approximation is not None or self._try.exchange.has_queued:
             self._tally.lose(layers)  # another plan's step would be approximate in part, or of what has never come
 
-    def apply(self, factor: float) -> None:
-        """Step all optimizers with gradients = sums x `factor`; then the schedulers."""
+    def apply(self, factor: float, is_finite: bool = True) -> None:
+        """Step all optimizers with gradients = sums x `factor`; then the schedulers.
+
+        `is_finite`: whether the gradients are. Where they are scaled and are not, the scale was too large: nothing is stepped.
+        """
+        scale = self.model.loss_scale
+        is_stepped = scale.update(is_finite)
         began_s = time.monotonic()
         self.now = ("optimizer", began_s)
         held = sorted(self.model.held)
         first, stop = (held[0], held[-1] + 1) if held else (0, 0)
         is_one_span = stop - first == len(held)  # what was measured of others would be told of layers between
-        with self.computation.clock.measure("S", first, stop, 0) if is_one_span else nullcontext():
-            self.gradients.scale(factor)
-            with self._try.healthy.leaving_out():
-                self.computation.step(self._try.step)
+        with self.computation.clock.measure("S", first, stop, 0) if is_one_span and is_stepped else nullcontext():
+            if is_stepped:
+                self.gradients.scale(factor / scale.value)
+                with self._try.healthy.leaving_out():
+                    self.computation.step(self._try.step)
             if self.model.statistics:
                 self.model.statistics.take()
         if self._data.snapshots is not None:

@@ -8,6 +8,7 @@
     frozen     the loop ends dropout behind step 4
     padded     samples of different lengths, by a `collate` of the script's own
     tokens     the same, with a loss that is a mean over the points that are no padding, each of which counts alike in a step
+    scaled     gradients that pass through float16, of a loss whose scale is too large at first
     unlike     as `average`, of models that ranks have built with other values
     saved      saves behind step 3, and goes on from there when it is run again
 
@@ -39,7 +40,7 @@ PAUSE_S = float(os.environ.get("RESILIENT_PAUSE_S", "0"))
 """Behind each step, so that who is lost comes back before the end."""
 DEVICE = os.environ.get("RESILIENT_DEVICE", "cpu")
 GLOBAL_BATCH, MICRO_BATCH, SEED = 14, 4, 7
-VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded", "tokens", "unlike", "saved")
+VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded", "tokens", "scaled", "unlike", "saved")
 POINTS = ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop")
 
 
@@ -114,7 +115,10 @@ def total_of(net: nn.Module, batch: Any, variant: str) -> tuple[Tensor, int]:
         found = (net(batch["points"])[..., 0] * mask).sum(1, keepdim=True)
         return nn.functional.mse_loss(found, batch["target"], reduction="sum"), len(found)
     points, target = (tensor.to(DEVICE) for tensor in batch)
-    return nn.functional.mse_loss(net(points), target, reduction="sum"), len(points)
+    found = net(points)
+    if variant == "scaled":
+        found = found.half().double()
+    return nn.functional.mse_loss(found, target, reduction="sum"), len(points)
 
 
 class Loop:
@@ -125,6 +129,7 @@ class Loop:
         self._variant = variant
         self._optimizer = its_optimizer
         self.average = Average(net)
+        self.scaler = torch.amp.GradScaler(DEVICE, 2.0**14, growth_interval=2, enabled=variant == "scaled")
         self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(its_optimizer, factor=0.5, patience=0)
 
     @property
@@ -148,7 +153,7 @@ class Loop:
 
 
 def scheduler(its_optimizer: torch.optim.Optimizer, variant: str) -> Any:
-    return torch.optim.lr_scheduler.StepLR(its_optimizer, 4, 0.5) if variant == "plain" else None
+    return torch.optim.lr_scheduler.StepLR(its_optimizer, 4, 0.5) if variant in ("plain", "scaled") else None
 
 
 def state(net: nn.Module, its_optimizer: torch.optim.Optimizer, loop: Loop) -> dict[str, Tensor]:
@@ -158,6 +163,7 @@ def state(net: nn.Module, its_optimizer: torch.optim.Optimizer, loop: Loop) -> d
         values = its_optimizer.state.get(parameter, {})
         found |= {f"{name}.{key}": value for key, value in values.items() if isinstance(value, Tensor)}
     found |= {f"average.{name}": value for name, value in loop.average.values.items()}
+    found["scale"] = torch.tensor(loop.scaler.get_scale())
     found["rate"] = torch.tensor(its_optimizer.param_groups[0]["lr"], dtype=torch.float64)
     return {name: getattr(tensor, "_local_tensor", tensor).detach().clone() for name, tensor in found.items()}
 
@@ -209,7 +215,8 @@ def main() -> None:
         weight=(lambda batch: batch["lengths"].sum()) if variant == "tokens" else None,
         num_workers=int(how[1]) if how[1:] else 0,
         seed=SEED,
-        clip_norm=0.5 if variant == "plain" else None,
+        clip_norm=0.5 if variant in ("plain", "scaled") else None,
+        scaler=loop.scaler,
         resume=out / "checkpoints" if variant == "saved" else None,
     )
     now = run.next_step

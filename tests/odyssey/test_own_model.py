@@ -43,7 +43,8 @@ def begun(variant: str):
         collate=job.padded if variant in ("padded", "tokens") else None,
         weight=(lambda batch: batch["lengths"].sum()) if variant == "tokens" else None,
         seed=job.SEED,
-        clip_norm=0.5 if variant == "plain" else None,
+        clip_norm=0.5 if variant in ("plain", "scaled") else None,
+        scaler=loop.scaler,
     )
     return net, optimizer, loop, run
 
@@ -103,7 +104,7 @@ def reference_of(variant):
     return resilient_reference.trained(variant)["state"]
 
 
-@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau"])
+@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau", "scaled"])
 def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
     _, _, loop, run = begun(variant)
     for step in run.steps(5):
@@ -195,6 +196,7 @@ SCHEDULER = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(PARAMETERS, 0.1), 2)
         ({"micro_batch": 0}, "micro_batch is 0"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"autocast": torch.float16}, "needs a gradient scaler"),
+        ({"scaler": 65536.0}, "scaler is a float"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name(changes, what):

@@ -27,7 +27,7 @@ from odyssey.protocol.reports import Committed
 from tests import ROOT
 
 VARIANTS = {
-    "ddp": ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function", "static"),
+    "ddp": ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function", "scaler", "static"),
     "resilient": (
         "plain",
         "batchnorm",
@@ -36,6 +36,7 @@ VARIANTS = {
         "clamped",
         "frozen",
         "padded",
+        "scaled",
         "plain+drawn+1",
         "batchnorm+drawn",
         "padded+whole+1",
@@ -45,6 +46,7 @@ VARIANTS = {
         "average+whole stated",
         "plain/2",
         "average/2",
+        "scaled/2",
         "batchnorm/2",
         "tokens/2+drawn stated",
     ),

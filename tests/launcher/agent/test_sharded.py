@@ -21,7 +21,7 @@ from tests.launcher.agent.test_resilient import assert_exact, options, quick
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
-VARIANTS = ("plain/2", "batchnorm/2", "average/2", "plateau/2", "clamped/2", "frozen/2", "padded/2", "tokens/2")
+VARIANTS = (*("plain/2", "batchnorm/2", "average/2", "plateau/2", "clamped/2", "frozen/2", "padded/2", "tokens/2", "scaled/2"),)
 
 
 @pytest.mark.parametrize("variant", quick(VARIANTS, "batchnorm/2"))
