@@ -69,7 +69,7 @@ def trained(steps: list[list[int]], n_ranks: int, variant: str) -> dict[str, tor
         net.load_state_dict(after, strict=False)
         for parameter, gradient, is_used in zip(net.parameters(), gradients, used, strict=True):
             parameter.grad = gradient if is_used else None
-        if variant == "clip":
+        if variant in ("clip", "scaler"):
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
     return net.state_dict()

@@ -9,5 +9,6 @@ install.py    takes the place of torch's own groups; what is not ours to carry s
 group.py      the group that the script sees: its calls as operations; its size and numbers as they are behind each unit
 operation.py  a collective that can be begun anew, and what becomes of it
 backward.py   those that a backward starts, which become final together
+beside.py     what another thread of the script asks for, which torch's own group does
 replica.py    what such a rank holds, and its part in a generation: the State and the Runner of its session
 """

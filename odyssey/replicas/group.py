@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 
 from odyssey.plan.worker import Rank
 from odyssey.replicas.backward import is_asked_by_torch, n_for_ddp
+from odyssey.replicas.beside import Beside, in_its_thread
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, nothing
 from odyssey.replicas.replica import Replica
 from odyssey.runtime.cut import Cut
@@ -33,9 +34,10 @@ Tensors = list[torch.Tensor]
 class ReplicaGroup(ScriptGroup):
     """All ranks of the script, `n_at_first` of them when it is made."""
 
-    def __init__(self, replica: Replica, rank: int, n_at_first: int) -> None:
+    def __init__(self, replica: Replica, rank: int, n_at_first: int, beside: Beside) -> None:
         super().__init__(rank, n_at_first, BACKEND)
         self._replica = replica
+        self.beside = beside
         self._n_at_first = n_at_first
         """What DDP's C++ divides by, whoever is lost later."""
 
@@ -96,7 +98,7 @@ class ReplicaGroup(ScriptGroup):
 
     def _sum(self, name: str, tensors: Tensors, opts: Any, add: Add) -> Any:
         is_divided = n_for_ddp() > 0 and opts.reduceOp == dist.ReduceOp.SUM
-        is_read = is_asked_by_torch(sys._getframe(1)) and not self._replica.is_immediate
+        is_read = is_asked_by_torch(sys._getframe(2)) and not self._replica.is_immediate
         return self._start(Sum(name, tensors, add, self._n_at_first if is_divided else 0, is_read=is_read))
 
     # -- what one has, or all have -----------------------------------------------------------------------------------------
@@ -257,6 +259,15 @@ class ReplicaGroup(ScriptGroup):
             return _create_work_from_future(operation.future)
         operation.start_early(self._replica.member)
         return self._replica.backward.add(operation)
+
+
+for _name in (
+    *("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
+    *("broadcast", "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced"),
+    *("all_gather_single_coalesced", "gather", "scatter", "barrier", "monitored_barrier", "send", "recv", "recv_anysource"),
+    *("alltoall", "alltoall_base", "all_to_all_single"),
+):
+    setattr(ReplicaGroup, _name, in_its_thread(_name, getattr(ReplicaGroup, _name)))
 
 
 class _Several:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,13 @@ def install() -> None:
     made.watch_saves()
 
 
+def _leave_out_of_graphs() -> None:
+    """Where a compiled module has torch's C++ call a group of ours, that call is Python, and would be compiled with it."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("odyssey")
+
+
 class _Made:
     """The groups of this rank, and the replica that all of ours share."""
 
@@ -60,13 +68,16 @@ class _Made:
         self._before: Any = None
         """The session of groups that the script has let go of."""
         self._groups: list[Any] = []
+        self._thread = 0
+        """In which the script made its first group."""
         self._n_at_first = int(os.environ.get("WORLD_SIZE", "0"))
 
     def make(self, store: Any, rank: int, size: int, timeout: Any) -> Any:
         """Torch asks for a group of all ranks."""
+        from odyssey.replicas.beside import Beside
         from odyssey.replicas.group import ReplicaGroup
 
-        group = ReplicaGroup(self.replica, rank, size)
+        group = ReplicaGroup(self.replica, rank, size, Beside(self.replica, self._thread, store, timeout))
         self._groups.append(group)
         return group
 
@@ -81,6 +92,8 @@ class _Made:
 
             if self._before is None:
                 report_uncaught_errors()
+                _leave_out_of_graphs()
+            self._thread = threading.get_ident()
             self._replica = Replica(self._connection, self._n_at_first, self._renumber, self._before)
             self._replica.session.start()
             atexit.register(self._replica.session.finish)
@@ -140,7 +153,10 @@ class _Made:
         @functools.wraps(destroy)
         def destroy_process_group(group: Any = None) -> Any:
             is_all = group is None or group is c10d.GroupMember.WORLD
+            name = getattr(group, "group_name", "")
             destroy(group)
+            if self._replica is not None:
+                self._replica.partial_groups.pop(name, None)
             if is_all and self._replica is not None:
                 self._before = self._replica.session
                 self._before.finish()
@@ -150,6 +166,7 @@ class _Made:
 
     def watch_ddp(self) -> None:
         """What DDP holds equal is compared after a loss."""
+        from torch.distributed.algorithms.join import Join
         from torch.nn.parallel import DistributedDataParallel
 
         init, set_static = DistributedDataParallel.__init__, DistributedDataParallel._set_static_graph
@@ -168,6 +185,15 @@ class _Made:
                 self._replica.not_carried, self._replica.is_immediate = "its DDP has static_graph", True
             set_static(ddp)  # type: ignore[no-untyped-call]
 
+        enter = Join.__enter__
+
+        @functools.wraps(enter)
+        def __enter__(join: Any) -> Any:
+            if self._replica is not None:  # those that have no more samples reduce outside of any backward
+                self._replica.not_carried, self._replica.is_immediate = "its ranks have uneven inputs (Join)", True
+            return enter(join)  # type: ignore[no-untyped-call]
+
+        Join.__enter__ = __enter__  # type: ignore[method-assign]
         DistributedDataParallel._set_static_graph = _set_static_graph  # type: ignore[method-assign]
         DistributedDataParallel.__init__ = __init__  # type: ignore[assignment, method-assign]
 

@@ -5,6 +5,7 @@ Torch calls these methods from Python and from C++, so their names are torch's.
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 
 
@@ -15,6 +16,15 @@ class ScriptGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._backend = backend
         self._name = self._description = ""
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Those whose tensors it takes."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> ScriptGroup:  # type: ignore[override]
+        """Torch has one for each device: this is both."""
+        return self
 
     def getBackendName(self) -> str:
         """C++ asks for it."""

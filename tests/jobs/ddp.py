@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -119,10 +120,33 @@ def wrapped(net: nn.Module, variant: str) -> Any:
         "unused": {"find_unused_parameters": True},
         "static": {"static_graph": True},
     }
-    ddp = DistributedDataParallel(net, bucket_cap_mb=0.002, **given.get(variant, {}))  # several buckets
+    # Several buckets; torch.compile has others, of more than a megabyte.
+    ddp = DistributedDataParallel(net, bucket_cap_mb=2 if variant == "compiled" else 0.002, **given.get(variant, {}))
     if variant == "hook":
         ddp.register_comm_hook(None, default_hooks.allreduce_hook)
-    return ddp
+    return torch.compile(ddp, backend="aot_eager") if variant == "compiled" else ddp
+
+
+class Pair:
+    """A group of the first two ranks, of a mesh, and a mesh of all: what they are for beside the group that DDP uses."""
+
+    def __init__(self, variant: str) -> None:
+        self._is_there = variant == "groups"
+        if self._is_there:
+            self._all = init_device_mesh("cpu", (dist.get_world_size(),))
+            self._group = dist.new_group([0, 1])
+            self._is_in = dist.get_rank() < 2
+
+    def check(self) -> None:
+        if not self._is_there:
+            return
+        there = torch.ones(1)
+        dist.all_reduce(there, group=self._all.get_group())
+        assert there.item() == dist.get_world_size()
+        if self._is_in:
+            found = torch.ones(1)
+            dist.all_reduce(found, group=self._group)
+            assert found.item() == 2
 
 
 class Points:
@@ -228,6 +252,8 @@ def main() -> None:
     net.body[0].weight.register_hook(lambda gradient: points.here("in_backward"))
     ddp = wrapped(net, variant)
     steps = optimizer(ddp, variant)
+    scaler = torch.amp.GradScaler("cpu", 2.0**10, growth_interval=3, enabled=variant == "scaler")
+    pair = Pair(variant)
     log = (folder / f"{rank}.jsonl").open("w", buffering=1)
     n_accumulated = ACCUMULATED if variant == "accumulate" else 1
     n_batches, seen = 0, list[int]()
@@ -240,17 +266,20 @@ def main() -> None:
             points.here("before_forward")
             with nullcontext() if is_last else ddp.no_sync():
                 loss = loss_of(ddp(inputs, points.step), targets, variant)
-                loss.backward()
+                scaler.scale(loss).backward()
             if not is_last:
                 continue
             points.here("after_backward")
             if variant == "bare":
                 ddp.average()
             n_made_by = dist.get_world_size()
-            if variant == "clip":
+            if variant in ("clip", "scaler"):
+                scaler.unscale_(steps)
                 nn.utils.clip_grad_norm_(ddp.parameters(), 0.5)
-            steps.step()
+            scaler.step(steps)
+            scaler.update()
             steps.zero_grad()
+            pair.check()
             points.here("after_step")
             total = loss.detach().clone()
             points.here("before_metric")

@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from launcher.joblog.events import GenerationStarted, JobEnded, Note, Restarting
 from launcher.options import OnLoss, RunOptions
 from odyssey.protocol.reports import Committed, Paused
 from tests import ROOT
 from tests.agent_runs import Ran, nothing_left
+from tests.jobs import nano_loop
 from tests.replicas_reference import difference, logs
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
 DDP = str(ROOT / "tests" / "jobs" / "ddp.py")
 N_RANKS = 4
-VARIANTS = ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function")
+VARIANTS = ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function", "scaler", "compiled")
 COLLECTIVES = (
     *("all_reduce", "all_reduce_max", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "all_gather"),
     *("all_gather_into_tensor", "gather", "scatter", "barrier"),
@@ -78,7 +80,7 @@ def test_survivors_go_on_wherever_a_rank_is_lost(point: str, tmp_path: Path) -> 
     assert len(ran.all(GenerationStarted)) == 2
 
 
-@pytest.mark.parametrize("variant", quick(VARIANTS[1:], "accumulate", "unused", "batchnorm"))
+@pytest.mark.parametrize("variant", quick(VARIANTS[1:], "accumulate", "unused", "batchnorm", "scaler", "compiled"))
 def test_whatever_ddp_does_beside(variant: str, tmp_path: Path) -> None:
     ran = run(tmp_path, variant, "1:2:in_backward", "3:4:after_backward")
     assert_exact(ran, tmp_path, variant, {1, 3})
@@ -89,6 +91,18 @@ def test_all_but_the_first_are_lost_one_after_the_other(tmp_path: Path) -> None:
     assert_exact(ran, tmp_path, "plain", {1, 2, 3})
     assert {unit.result.kind for unit in ran.all(Committed)} == {"backward"}
     assert {unit.rank for unit in ran.all(Committed)} == {0}
+
+
+def test_groups_that_lost_nobody_go_on(tmp_path: Path) -> None:
+    """One of the first two ranks, and a mesh of all."""
+    ran = run(tmp_path, "groups", "2:3:in_backward", "3:5:after_step")
+    assert_exact(ran, tmp_path, "groups", {2, 3})
+
+
+def test_a_lost_rank_of_a_group_of_some_is_a_restart(tmp_path: Path) -> None:
+    ran = run(tmp_path, "groups", "1:3:in_backward", max_restarts=1)
+    assert_exact(ran, tmp_path, "groups")
+    assert any("rank 1 was in its group" in note.text for note in ran.all(Note))
 
 
 def test_two_are_lost_at_once(tmp_path: Path) -> None:
@@ -290,6 +304,108 @@ def test_a_script_makes_its_groups_twice(tmp_path: Path) -> None:
     assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
     ran.assert_replays()
     assert sorted(ran.text().splitlines()) == ["part 0 of 3"] * 3 + ["part 1 of 2"] * 2
+
+
+def nano_model(made_by: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    """What one process makes of the batches of these ranks in each step, without a scaler, and without torch.compile."""
+    net = nano_loop.model()
+    steps = nano_loop.optimizer(net)
+    generators = [nano_loop.generator_of(rank) for rank in range(N_RANKS)]
+    batches = [[nano_loop.batch(its) for _ in range(nano_loop.N_STEPS * nano_loop.N_ACCUMULATED)] for its in generators]
+    for step, ranks in enumerate(made_by):
+        steps.zero_grad()
+        for group in steps.param_groups:
+            group["lr"] = nano_loop.rate_at(step)
+        for rank in ranks:
+            for micro_step in range(nano_loop.N_ACCUMULATED):
+                loss = net(*batches[rank][step * nano_loop.N_ACCUMULATED + micro_step])
+                (loss / nano_loop.N_ACCUMULATED / len(ranks)).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), nano_loop.CLIP)
+        steps.step()
+    return net.state_dict()
+
+
+@pytest.mark.parametrize("micro_step", [0, 1])
+def test_a_loop_as_nanogpt_has_it(micro_step: int, tmp_path: Path) -> None:
+    """The lost rank has given nothing to its last step: it ended before the last of its backwards."""
+    ran = Ran(
+        RunOptions(
+            script=str(ROOT / "tests" / "jobs" / "nano_loop.py"),
+            arguments=(str(tmp_path), f"2:5:{micro_step}"),
+            n_ranks_per_node=N_RANKS,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+        )
+    )
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    ran.assert_replays()
+    found = {int(path.stem): torch.load(path) for path in tmp_path.glob("[0-9].pt")}
+    assert found.keys() == {0, 1, 3}
+    expected = nano_model([(0, 1, 2, 3)] * 5 + [(0, 1, 3)] * (nano_loop.N_STEPS - 5))
+    for one in found.values():
+        assert one["by"] == [4] * 5 + [3] * (nano_loop.N_STEPS - 5)
+        for name, tensor in one["model"].items():
+            assert torch.equal(tensor, found[0]["model"][name])
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-10)
+
+
+MIXED = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dtype = getattr(torch, sys.argv[1])
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 1))
+replica = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.01)
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
+torch.manual_seed(int(os.environ["RANK"]))
+n_skipped = 0
+for step in range(20):
+    if (os.environ["RANK"], step) == ("2", 9):
+        os.kill(os.getpid(), 9)
+    optimizer.zero_grad()
+    inputs = torch.randn(32, 16)
+    with torch.autocast("cpu", dtype):
+        loss = nn.functional.mse_loss(replica(inputs), 1000 * inputs.sum(1, keepdim=True))
+    before = scaler.get_scale()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    n_skipped += scaler.get_scale() < before
+assert (n_skipped > 0) == (dtype == torch.float16), n_skipped
+total = sum(parameter.double().sum().item() for parameter in net.parameters())
+print(total, scaler.get_scale(), dist.get_world_size(), flush=True)
+del replica
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.soak)])
+def test_mixed_precision(dtype: str, tmp_path: Path) -> None:
+    """All survivors have one model and one scale, in float16 behind steps that were left out for all."""
+    script = tmp_path / "script.py"
+    script.write_text(MIXED)
+    ran = Ran(
+        RunOptions(
+            script=str(script),
+            arguments=(dtype,),
+            n_ranks_per_node=N_RANKS,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+        )
+    )
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    lines = ran.text().splitlines()
+    assert len(lines) == 3 and len(set(lines)) == 1
+    assert lines[0].endswith(" 3")
 
 
 HOOKS = """

@@ -1,0 +1,176 @@
+"""What a script does under torchrun it does under --on-loss continue as well, though not all of it is carried over a loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.joblog.events import JobEnded, Note, Restarting
+from launcher.options import OnLoss, RunOptions
+from tests.agent_runs import Ran, nothing_left
+
+__all__ = ["nothing_left"]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
+
+BEGIN = """
+import os, signal, sys, threading
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+rank, n = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+replica = DistributedDataParallel(net)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+def step():
+    replica(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def lose(victim):
+    if (rank, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (victim, "0"):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+END = """
+weights = [None] * dist.get_world_size()
+dist.all_gather_object(weights, [parameter.tolist() for parameter in net.parameters()])
+assert all(each == weights[0] for each in weights)
+print("right to the end", flush=True)
+dist.destroy_process_group()
+"""
+
+THREAD = """
+second, sums = dist.new_group(), []
+
+def beside():
+    for number in range(30):
+        tensor = torch.full((2,), float(number))
+        dist.all_reduce(tensor, group=second)
+        sums.append(tensor.tolist())
+
+thread = threading.Thread(target=beside)
+thread.start()
+for _ in range(20):
+    step()
+thread.join()
+assert sums == [[3.0 * number] * 2 for number in range(30)]
+if sys.argv[1:]:
+    lose(int(sys.argv[1]))
+step()
+"""
+
+ASYNC_SAVE = """
+import torch.distributed.checkpoint as dcp
+
+second, saving = dist.new_group(), None
+for number in range(6):
+    step()
+    if number % 2:
+        if saving is not None:
+            saving.result()
+        saving = dcp.async_save({"model": net.state_dict()}, checkpoint_id=f"{sys.argv[1]}/{number}", process_group=second)
+saving.result()
+loaded = {"model": {name: torch.zeros_like(tensor) for name, tensor in net.state_dict().items()}}
+dcp.load(loaded, checkpoint_id=f"{sys.argv[1]}/5")
+assert all(torch.equal(tensor, loaded["model"][name]) for name, tensor in net.state_dict().items())
+"""
+
+UNEVEN = """
+from torch.distributed.algorithms.join import Join
+
+with Join([replica]):
+    for _ in range(3 + 2 * rank):
+        step()
+"""
+
+CALLS = """
+import torch.distributed.nn.functional as functional
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+mine, _ = dist.new_subgroups(group_size=1)
+state = post_localSGD_hook.PostLocalSGDState(process_group=None, subgroup=mine, start_localSGD_iter=2)
+replica.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+averager = PeriodicModelAverager(period=2, warmup_steps=2)
+for number in range(7):
+    replica(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    averager.average_parameters(net.parameters())
+    optimizer.zero_grad()
+inputs = torch.ones(2, requires_grad=True)
+functional.all_reduce(inputs * 2).sum().backward()
+assert inputs.grad[0].item() == 2 * n
+objects = [rank]
+dist.broadcast_object_list(objects, src=1)
+assert objects == [1]
+given = [None]
+dist.scatter_object_list(given, [10, 11, 12] if rank == 0 else None, src=0)
+assert given == [10 + rank]
+exchanged = torch.zeros(n)
+dist.all_to_all_single(exchanged, torch.full((n,), float(rank)))
+assert exchanged.tolist() == [0.0, 1.0, 2.0]
+pair = torch.ones(2), torch.ones(3)
+with dist._coalescing_manager():
+    for each in pair:
+        dist.all_reduce(each)
+assert pair[0][0] == pair[1][0] == n
+if rank == 0:
+    dist.send(torch.full((1,), 5.0), 1)
+elif rank == 1:
+    got = torch.zeros(1)
+    dist.recv(got, 0)
+    assert got.item() == 5.0
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=99))
+dist.monitored_barrier()
+
+@torch.compile(backend="aot_eager")
+def summed(tensor):
+    tensor = tensor * 2
+    dist.all_reduce(tensor)
+    return tensor + 1
+
+assert summed(torch.ones(2))[0] == 2 * n + 1
+"""
+
+
+def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ran:
+    script = tmp_path / "script.py"
+    script.write_text(BEGIN + body + END)
+    ran = Ran(
+        RunOptions(
+            script=str(script),
+            arguments=arguments,
+            n_ranks_per_node=3,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+            max_restarts=max_restarts,
+        )
+    )
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    ran.assert_replays()
+    assert ran.text().splitlines() == ["right to the end"] * 3
+    return ran
+
+
+@pytest.mark.parametrize("body", [pytest.param(UNEVEN, id="uneven inputs"), pytest.param(CALLS, id="calls")])
+def test_whatever_torch_offers_is_there(body: str, tmp_path: Path) -> None:
+    run(tmp_path, body)
+
+
+def test_a_checkpoint_is_written_beside_the_training(tmp_path: Path) -> None:
+    run(tmp_path, ASYNC_SAVE, str(tmp_path / "checkpoints"))
+
+
+def test_a_loss_behind_collectives_of_another_thread_is_a_restart(tmp_path: Path) -> None:
+    """They come between those of the training at another place on each rank."""
+    ran = run(tmp_path, THREAD, "1", max_restarts=1)
+    assert len(ran.all(Restarting)) == 1
+    assert any("a thread beside the one that trains" in note.text for note in ran.all(Note))
