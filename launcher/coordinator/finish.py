@@ -10,7 +10,7 @@ from __future__ import annotations
 from launcher.coordinator import rank_failure, transition
 from launcher.coordinator.actions import Kill, Record, SendOrder, SetDeadline
 from launcher.coordinator.decision import Actions, end
-from launcher.coordinator.ranks import RankState
+from launcher.coordinator.ranks import ENDED_WELL, RankState
 from launcher.coordinator.restart_policy import GiveUp, Restart
 from launcher.coordinator.state import JobState, Status
 from launcher.coordinator.workers import WORKERS
@@ -64,6 +64,17 @@ def release_stranded(job: JobState) -> Actions:
     ranks = sorted(job.stranded & job.members)
     job.stranded.clear()
     return tuple(SendOrder(rank, order) for rank in ranks)
+
+
+def goes_on_without(job: JobState, rank: Rank) -> bool:
+    """It was lost, and only it had come to its script's end. Nobody knows whether others have, too: that is a loss like any."""
+    had_ended = job.ranks.state(rank) is RankState.GONE and not job.ranks.is_another(rank, *ENDED_WELL)
+    if not had_ended or job.world.first_failure or job.replicas or job.number > 1 or not job.members:
+        return False
+    job.ranks.enter(rank, RankState.LOST)
+    job.stranded.clear()
+    job.status = Status.RUNNING
+    return True
 
 
 # -- before its last step ----------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     if job.replicas and (why := replicas.why_restart(job, rank)):
         job.gives_up = f"{how}; {why}"
         return told
-    if job.status is Status.FINISHING:
+    if job.status is Status.FINISHING and not finish.goes_on_without(job, rank):
         return *told, *_lost_while_finishing(job, rank)
     job.recovery.n_redone = 0
     if job.recovery.loss_at is None:
