@@ -9,6 +9,7 @@
     padded     samples of different lengths, by a `collate` of the script's own
     tokens     the same, with a loss that is a mean over the points that are no padding, each of which counts alike in a step
     scaled     gradients that pass through float16, of a loss whose scale is too large at first
+    compiled   the model is compiled in place
     unlike     as `average`, of models that ranks have built with other values
     saved      saves behind step 3, and goes on from there when it is run again
 
@@ -40,7 +41,20 @@ PAUSE_S = float(os.environ.get("RESILIENT_PAUSE_S", "0"))
 """Behind each step, so that who is lost comes back before the end."""
 DEVICE = os.environ.get("RESILIENT_DEVICE", "cpu")
 GLOBAL_BATCH, MICRO_BATCH, SEED = 14, 4, 7
-VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded", "tokens", "scaled", "unlike", "saved")
+VARIANTS = (
+    "plain",
+    "batchnorm",
+    "average",
+    "plateau",
+    "clamped",
+    "frozen",
+    "padded",
+    "tokens",
+    "scaled",
+    "compiled",
+    "unlike",
+    "saved",
+)
 POINTS = ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop")
 
 
@@ -97,6 +111,13 @@ def model(variant: str) -> nn.Module:
     if variant == "batchnorm":
         middle = nn.BatchNorm1d(16, eps=0.1)
     return nn.Sequential(nn.Linear(6, 16), middle, nn.Tanh(), nn.Linear(16, 1)).double().to(DEVICE)
+
+
+def ready(net: nn.Module, variant: str) -> nn.Module:
+    """As the job gets it: what computes it may change, and what it is does not."""
+    if variant == "compiled":
+        net.compile(backend="aot_eager")
+    return net
 
 
 def optimizer(net: nn.Module, variant: str) -> torch.optim.Optimizer:
@@ -179,6 +200,7 @@ def main() -> None:
     net = model(variant)
     if n_shards:
         shard(net, int(n_shards))
+    ready(net, variant)
     its_optimizer = optimizer(net, variant)
     loop = Loop(net, its_optimizer, variant)
     now = -1

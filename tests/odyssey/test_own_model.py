@@ -28,7 +28,7 @@ def mean_of(net: nn.Module, batch: object, variant: str) -> torch.Tensor:
 
 def begun(variant: str):
     """The script's objects, and what trains them."""
-    net = job.model(variant)
+    net = job.ready(job.model(variant), variant)
     optimizer = job.optimizer(net, variant)
     loop = job.Loop(net, optimizer, variant)
     run = odyssey.resilient(

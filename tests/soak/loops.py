@@ -37,6 +37,7 @@ VARIANTS = {
         "frozen",
         "padded",
         "scaled",
+        "compiled",
         "plain+drawn+1",
         "batchnorm+drawn",
         "padded+whole+1",
