@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +75,8 @@ class Job:
     `data[i]`: `(input, target)` of a sample; or what gives such samples when it is iterated over, each time the same (torch's
     `IterableDataset`). `collate(samples)`: of a micro-batch, default torch's `default_collate`;
     `num_workers`: processes that do both, 0 for a thread. `global_batch` samples make a step, in micro-batches of
-    `micro_batch`.
+    `micro_batch`. `sampler`: the sample ids of an epoch, iterated over for each (torch's `Sampler`, `range`), after `set_epoch`
+    if it has that; what it draws is seeded for the epoch. Default: all samples, shuffled.
     `weight(target)`: how much a micro-batch counts in the means over a step, such as its number of tokens that are no padding;
     default its number of samples. Losses and metrics are means over what is counted.
     `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
@@ -104,6 +105,7 @@ class Job:
         seed: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        sampler: Iterable[int] | None = None,
         weight: Weight | None = None,
         scheduler: SchedulerFactory | None = None,
         clip_norm: float | None = None,
@@ -122,7 +124,7 @@ class Job:
         connection = joining.connection()
         if isinstance(layers, nn.Module) or not callable(layers):
             raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
-        batches = Batches(data, global_batch, micro_batch, seed, pairs_by(collate), num_workers)
+        batches = Batches(data, global_batch, micro_batch, seed, pairs_by(collate), num_workers, sampler)
         batches.check()
         self._begin(
             connection,

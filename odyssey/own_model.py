@@ -10,7 +10,7 @@ shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ def resilient(
     extra: Sequence[Stateful] = (),
     collate: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
+    sampler: Iterable[int] | None = None,
     weight: Weight | None = None,
     seed: int = 0,
     clip_norm: float | None = None,
@@ -66,7 +67,7 @@ def resilient(
     default its number of samples. The loss and metrics are means over what is counted.
     `scaler`: for `autocast=torch.float16`. Losses are scaled before their backward, and a step whose gradients overflow changes
     its scale only, on all ranks alike: `Step.grad_norm` is no finite number then. Neither optimizer nor scheduler is stepped.
-    `clip_norm`, `autocast`, `seed`, `resume`, and what it returns: see `odyssey.Job`.
+    `clip_norm`, `autocast`, `sampler`, `seed`, `resume`, and what it returns: see `odyssey.Job`.
 
     Raises JobError for what cannot be trained, or not be moved to a rank that comes back.
     """
@@ -81,7 +82,7 @@ def resilient(
 
     return Job.of_whole(
         kind(model, loss, optimizer, scheduler, extra, scaler),
-        Batches(data, global_batch, micro_batch, seed, collate_alone, num_workers),
+        Batches(data, global_batch, micro_batch, seed, collate_alone, num_workers, sampler),
         weight=weight,
         clip_norm=clip_norm,
         autocast=autocast,

@@ -30,7 +30,7 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
     collate = job.padded if variant in ("padded", "tokens") else default_collate
     losses = {}
     for step in range(n_steps):
-        ids = step_sample_ids(step, job.GLOBAL_BATCH, len(data), job.SEED)
+        ids = drawn_ids(step) if variant == "weighted" else step_sample_ids(step, job.GLOBAL_BATCH, len(data), job.SEED)
         samples = streamed[step] if streamed else [data[i] for i in ids]
         before = {name: buffer.clone() for name, buffer in net.named_buffers()}
         after = []
@@ -66,6 +66,17 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
         found = [job.total_of(net, collate([data[i] for i in chunk]), variant) for chunk in chunks]
     validation = sum(total.item() for total, _ in found) / sum(n for _, n in found)
     return {"losses": losses, "state": job.state(net, optimizer, loop), "validation": validation}
+
+
+def drawn_ids(step: int) -> list[int]:
+    """Those of a step, of what the sampler gives in one epoch after the other."""
+    ids: list[int] = []
+    epoch = 0
+    while len(ids) < (step + 1) * job.GLOBAL_BATCH:
+        torch.manual_seed(job.SEED * 1_000_003 + epoch)
+        ids += job.sampler_of("weighted")
+        epoch += 1
+    return ids[step * job.GLOBAL_BATCH : (step + 1) * job.GLOBAL_BATCH]
 
 
 def differences(variant: str, found: dict[int, dict[str, Any]], n_steps: int = job.N_STEPS) -> dict[int, float]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from odyssey.errors import JobError
-from odyssey.runtime.data import Collate, Data, MapStyle, Sampler, draws_random_numbers, fetch, map_style, pair_of
+from odyssey.model import packing
+from odyssey.runtime.data import Collate, Data, MapStyle, draws_random_numbers, fetch, map_style, pair_of
 from odyssey.runtime.first_look import look_at
 from odyssey.runtime.prefetcher import Prefetcher
+from odyssey.runtime.sampler import GivenSampler, Sampler
 from odyssey.runtime.snapshots import Snapshots
 from odyssey.runtime.streams import Splits
 
@@ -16,7 +18,7 @@ from odyssey.runtime.streams import Splits
 class Samples(NamedTuple):
     """What a job's data come to on this rank.
 
-    `n`: how many there are, 0 in a stream. `digest`: what a stream begins with (streams.py), empty for map-style data.
+    `n`: how many there are, 0 in a stream. `digest`: what a stream begins with, or the script's own order; else empty.
     `first()`: a micro-batch of full size, to measure with. `prefetcher()`: what fetches ahead. `snapshots`: of a stream.
     """
 
@@ -36,6 +38,8 @@ class Batches(NamedTuple):
     seed: int
     collate: Collate = pair_of
     num_workers: int = 0
+    sampler: Iterable[int] | None = None
+    """The script's own order."""
 
     def check(self) -> None:
         """Raises JobError for what cannot be meant."""
@@ -47,6 +51,9 @@ class Batches(NamedTuple):
         data = map_style(self.data)
         if data is not None and len(data) < 1:
             raise JobError("data has no samples", "give a dataset with at least one sample")
+        if data is None and self.sampler is not None:
+            what = f"data is a {type(self.data).__name__}, which has an order of its own"
+            raise JobError(what, "leave sampler out, or give a map-style dataset, with data[i] and len(data)")
 
     def check_work_for(self, n_copies: int) -> None:
         """Raises JobError if some copy of the model would have none."""
@@ -69,11 +76,12 @@ class Batches(NamedTuple):
 
             return Samples(0, digest, lambda: batch, prefetcher, snapshots)
         is_random = draws_random_numbers(data, 0)
-        sampler = Sampler(len(data), self.seed)
+        sampler = Sampler(len(data), self.seed) if self.sampler is None else GivenSampler(self.sampler, self.seed)
+        told = "" if self.sampler is None else packing.digest(sampler.ids(0, sampler.n_samples))
 
         def first() -> Any:
             sample_ids = sampler.ids(0, min(self.micro_batch, self.global_batch))
             return fetch(data, sample_ids, sample_ids, collate)
 
         source = MapStyle(data, sampler, self, collate, is_random=is_random, num_workers=num_workers)
-        return Samples(len(data), "", first, lambda: Prefetcher(source))
+        return Samples(len(data), told, first, lambda: Prefetcher(source))

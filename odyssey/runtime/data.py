@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from odyssey.errors import JobError
 from odyssey.model.packing import digest
 from odyssey.runtime import draws
+from odyssey.runtime.sampler import Sampler
 from odyssey.runtime.snapshots import Snapshots
 
 
@@ -41,32 +42,6 @@ def layer_seed(seed: int, step: int, micro_batch: int, layer: int) -> int:
         value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
         value ^= value >> 31
     return value >> 1
-
-
-class Sampler:
-    """Sample ids of any step: positions `[step * global_batch, (step + 1) * global_batch)` through each epoch's permutation."""
-
-    def __init__(self, n_samples: int, seed: int) -> None:
-        self.n_samples = n_samples
-        self.seed = seed
-        self._permutations: dict[int, torch.Tensor] = {}
-
-    def ids(self, start: int, stop: int) -> list[int]:
-        """The sample ids at positions `[start, stop)`, counted from the first sample of the first epoch."""
-        result = []
-        for position in range(start, stop):
-            epoch, index = divmod(position, self.n_samples)
-            result.append(int(self._permutation(epoch)[index]))
-        return result
-
-    def _permutation(self, epoch: int) -> torch.Tensor:
-        permutation = self._permutations.get(epoch)
-        if permutation is None:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            permutation = torch.randperm(self.n_samples, generator=generator)
-            # A step touches at most the epochs it spans; the one before may still be fetched.
-            self._permutations = {e: p for e, p in self._permutations.items() if e >= epoch - 1} | {epoch: permutation}
-        return permutation
 
 
 class Sizes(Protocol):
@@ -136,6 +111,13 @@ class MapStyle:
     def loader(self, positions: range) -> int:
         """There is one."""
         return 0
+
+    def begin(self, step: int, wanted: Iterable[tuple[int, range]]) -> None:
+        """Their orders are known from now on."""
+        if self._sampler.is_scripts:
+            for key in wanted:
+                self.ids(*key)
+        self._sampler.forget_before(step * self._sizes.global_batch)
 
     def ids(self, step: int, positions: range) -> list[int]:
         """Sample ids at these positions of a step."""

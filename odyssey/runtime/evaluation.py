@@ -22,9 +22,10 @@ from odyssey.plan.worker import Worker
 from odyssey.runtime import metrics
 from odyssey.runtime.boundary import flatten
 from odyssey.runtime.computation import on_device
-from odyssey.runtime.data import Collate, Dataset, MapStyle, Order, Sampler
+from odyssey.runtime.data import Collate, Dataset, MapStyle, Order
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.prefetcher import N_EACH, Prefetcher
+from odyssey.runtime.sampler import Sampler
 
 N_SENDS_IN_FLIGHT = 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -36,6 +36,9 @@ class Source(Protocol):
 
     def loader(self, positions: range) -> int:
         """Which loader reads these positions."""
+
+    def begin(self, step: int, wanted: Iterable[Key]) -> None:
+        """These are read from now on, from `step` on. It is called on the script's thread, and no `order` beside it."""
 
     def ids(self, step: int, positions: range) -> Sequence[object]:
         """Which samples are at these positions of a step, the same on all ranks."""
@@ -99,6 +102,7 @@ class Prefetcher:
             wanted = [(step, positions) for positions in micro_batches]
             wanted += [(step + ahead, positions) for ahead in range(1, n_ahead + 1) for positions in then]
             self._missing = dict.fromkeys(key for key in wanted if key not in self._values)
+            self._source.begin(step, self._missing)
             self._changed.notify_all()
 
     def is_there(self, step: int, positions: range) -> bool:
@@ -150,8 +154,12 @@ class Prefetcher:
 
     def _serve(self) -> None:
         while (key := self._next(lambda key: True)) is not None:
+            with self._changed:
+                order = self._order(key) if key in self._missing else None
+            if order is None:
+                continue
             try:
-                value = self._source.arrived(self._source.read(self._order(key), partial(self._check, key)))
+                value = self._source.arrived(self._source.read(order, partial(self._check, key)))
             except _Unwanted:
                 continue
             except Exception as error:  # raised again in the thread that asks for it
@@ -191,7 +199,8 @@ class Prefetcher:
             with self._changed:
                 key = next((key for key in self._missing if self._is_of(lane, key) and key not in lane.asked), None)
                 lane.asked.append(key)
-            yield None if key is None else self._order(key)
+                order = None if key is None else self._order(key)
+            yield order
 
     def _serve_by(self, lane: _Lane, answers: Iterator[Any]) -> None:
         while self._next(partial(self._is_of, lane)) is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -293,6 +293,9 @@ class Splits:
     def loader(self, positions: range) -> int:
         """The first split that they belong to decides."""
         return self._stream.place(0, positions.start)[0] % len(self.loaders)
+
+    def begin(self, step: int, wanted: Iterable[tuple[int, range]]) -> None:
+        """They are read as they come."""
 
     def ids(self, step: int, positions: range) -> list[tuple[int, int]]:
         """Which splits they are of, and which samples of these."""

@@ -9,6 +9,7 @@
     padded     samples of different lengths, by a `collate` of the script's own
     tokens     the same, with a loss that is a mean over the points that are no padding, each of which counts alike in a step
     scaled     gradients that pass through float16, of a loss whose scale is too large at first
+    weighted   samples that a sampler of the script's own draws
     compiled   the model is compiled in place
     unlike     as `average`, of models that ranks have built with other values
     saved      saves behind step 3, and goes on from there when it is run again
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import WeightedRandomSampler
 
 from tests.streams import Stream
 
@@ -51,6 +53,7 @@ VARIANTS = (
     "padded",
     "tokens",
     "scaled",
+    "weighted",
     "compiled",
     "unlike",
     "saved",
@@ -75,6 +78,11 @@ class Points:
 
 def data_of(variant: str, how: list[str]) -> Points | Stream:
     return Stream(Points(variant), how[0]) if how else Points(variant)
+
+
+def sampler_of(variant: str) -> Any:
+    """Of 17 samples in an epoch, which is no multiple of a step."""
+    return WeightedRandomSampler([1.0 + i % 3 for i in range(40)], 17) if variant == "weighted" else None
 
 
 def padded(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -239,6 +247,7 @@ def main() -> None:
         seed=SEED,
         clip_norm=0.5 if variant in ("plain", "scaled") else None,
         scaler=loop.scaler,
+        sampler=sampler_of(variant),
         resume=out / "checkpoints" if variant == "saved" else None,
     )
     now = run.next_step

@@ -45,6 +45,7 @@ def begun(variant: str):
         seed=job.SEED,
         clip_norm=0.5 if variant in ("plain", "scaled") else None,
         scaler=loop.scaler,
+        sampler=job.sampler_of(variant),
     )
     return net, optimizer, loop, run
 

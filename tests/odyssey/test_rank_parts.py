@@ -19,8 +19,9 @@ from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction
 from odyssey.plan.proof import prove
 from odyssey.runtime.boundary import Expectation, describe, flatten
-from odyssey.runtime.data import MapStyle, Sampler, layer_seed
+from odyssey.runtime.data import MapStyle, layer_seed
 from odyssey.runtime.prefetcher import Prefetcher
+from odyssey.runtime.sampler import Sampler
 from tests import models
 from tests.jobs.train import make_optimizer, make_scheduler
 from tests.moved import moved

@@ -38,6 +38,7 @@ VARIANTS = {
         "padded",
         "scaled",
         "compiled",
+        "weighted",
         "plain+drawn+1",
         "batchnorm+drawn",
         "padded+whole+1",

@@ -23,12 +23,13 @@ from odyssey.plan.proof import prove
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import MapStyle, Sampler
+from odyssey.runtime.data import MapStyle
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.prefetcher import Prefetcher
+from odyssey.runtime.sampler import Sampler
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transfer import Moved
 from tests import models

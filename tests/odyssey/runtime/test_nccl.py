@@ -17,13 +17,14 @@ from odyssey.plan.plan import Plan
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import MapStyle, Sampler
+from odyssey.runtime.data import MapStyle
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.groups import Cut, Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.prefetcher import Prefetcher
+from odyssey.runtime.sampler import Sampler
 from odyssey.runtime.session import Session
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import N_VALUES, Transaction

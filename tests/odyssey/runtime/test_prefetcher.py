@@ -10,8 +10,9 @@ import sys
 import pytest
 import torch
 
-from odyssey.runtime.data import MapStyle, Sampler
+from odyssey.runtime.data import MapStyle
 from odyssey.runtime.prefetcher import Prefetcher
+from odyssey.runtime.sampler import Sampler
 from tests import ROOT
 from tests.odyssey.test_rank_parts import one_stage_plan
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from odyssey.errors import JobError
-from odyssey.runtime.data import MapStyle, Sampler, draws_random_numbers, fetch
+from odyssey.runtime.data import MapStyle, draws_random_numbers, fetch
 from odyssey.runtime.prefetcher import Prefetcher
+from odyssey.runtime.sampler import Sampler
 from tests import models
 from tests.odyssey.test_rank_parts import one_stage_plan
 

@@ -112,6 +112,7 @@ def read_alone(data: Prefetcher, n_steps: int) -> None:
 def test_who_takes_over_reads_on_from_the_newest_snapshot(
     kind: str, num_workers: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    units = {step: [expected(kind, step, positions) for positions in WHOLE] for step in (5, 6, 8)}  # which reads all, too
     first = prefetcher(streams.Stream(Pairs(), kind), num_workers)
     monkeypatch.setenv("BEGUN", str(tmp_path / "begun"))
     monkeypatch.setenv("RANK", "1")
@@ -121,10 +122,9 @@ def test_who_takes_over_reads_on_from_the_newest_snapshot(
     read_alone(first, 6)
     (tmp_path / "begun").unlink(missing_ok=True)
     second.snapshots.load_state_dict(first.snapshots.state_dict())
-    for step in (5, 6, 8):
+    for step, micro_batches in units.items():
         second.want(step, WHOLE)
-        for positions in WHOLE:
-            assert second.get(step, positions)[0].tolist() == expected(kind, step, positions)
+        assert [second.get(step, positions)[0].tolist() for positions in WHOLE] == micro_batches
     second.close()
     begun = [tuple(map(int, line.split()[2:])) for line in (tmp_path / "begun").read_text().splitlines()]
     assert begun and (0, 0) not in begun
