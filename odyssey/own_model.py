@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from odyssey.job import Job
 from odyssey.model.dtensors import is_divided
 from odyssey.model.given import Loss, Weight
+from odyssey.model.optimizers import as_one
 from odyssey.model.state_shard import Stateful
 from odyssey.model.whole import Whole
 from odyssey.runtime.batches import Batches
@@ -31,7 +32,7 @@ from odyssey.runtime.data import Data, collated
 
 def resilient(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     loss: Callable[[Any], Loss],
     data: Data,
     *,
@@ -55,7 +56,7 @@ def resilient(
 
     `loss(batch)`: scalar, the mean over the samples of a micro-batch, computed with `model`. It may be called again for the
     same batch, on any rank, with the same random numbers: let it change nothing that lasts. `(loss, {name: scalar, ...})` tells
-    metrics beside it, such means as well, for `Step.metrics`. `optimizer` steps just the
+    metrics beside it, such means as well, for `Step.metrics`. `optimizer`, or several with a part each, steps just the
     parameters of `model` that require gradients, and `scheduler` is stepped after each step. They stay the script's own.
     `extra`: what else is the same on all ranks and changes with training, each with `state_dict` and `load_state_dict`: an
     average of the weights, a scheduler that the loop steps. The loop may change these, and model and optimizer, between steps,
@@ -81,7 +82,7 @@ def resilient(
         from odyssey.model.sharded import Sharded as kind  # torch's part of it takes seconds to import
 
     return Job.of_whole(
-        kind(model, loss, optimizer, scheduler, extra, scaler),
+        kind(model, loss, as_one(optimizer), scheduler, extra, scaler),
         Batches(data, global_batch, micro_batch, seed, collate_alone, num_workers, sampler),
         weight=weight,
         clip_norm=clip_norm,

@@ -22,9 +22,9 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
     torch.set_num_threads(1)
     variant, *how = variant.split("+")
     net = job.model(variant)
-    optimizer = job.optimizer(net, variant)
-    scheduler = job.scheduler(optimizer, variant)
-    loop = job.Loop(net, optimizer, variant)
+    optimizers = job.optimizers(net, variant)
+    scheduler = job.scheduler(optimizers[0], variant)
+    loop = job.Loop(net, optimizers[0], variant)
     data = job.Points(variant)
     streamed = how and steps_of(Stream(data, how[0]), job.GLOBAL_BATCH, job.MICRO_BATCH, job.SEED, n_steps)
     collate = job.padded if variant in ("padded", "tokens") else default_collate
@@ -34,7 +34,7 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
         samples = streamed[step] if streamed else [data[i] for i in ids]
         before = {name: buffer.clone() for name, buffer in net.named_buffers()}
         after = []
-        optimizer.zero_grad()
+        net.zero_grad()
         total, n = 0.0, 0
         for number, start in enumerate(range(0, len(samples), job.MICRO_BATCH)):
             chosen = samples[start : start + job.MICRO_BATCH]
@@ -47,14 +47,16 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
         for name, buffer in net.named_buffers():
             values = torch.stack([its[name] for its in after])
             buffer.copy_(values.mean(0) if values.is_floating_point() else values[0])
-        loop.scaler.unscale_(optimizer)
+        for optimizer in optimizers:
+            loop.scaler.unscale_(optimizer)
         for parameter in net.parameters():
             if parameter.grad is not None:
                 parameter.grad /= n
         if variant in ("plain", "scaled"):
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         scale = loop.scaler.get_scale()
-        loop.scaler.step(optimizer)
+        for optimizer in optimizers:
+            loop.scaler.step(optimizer)
         loop.scaler.update()
         if scheduler is not None and loop.scaler.get_scale() >= scale:
             scheduler.step()
@@ -65,7 +67,7 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
         chunks = [range(start, min(start + job.MICRO_BATCH, len(data))) for start in range(0, len(data), job.MICRO_BATCH)]
         found = [job.total_of(net, collate([data[i] for i in chunk]), variant) for chunk in chunks]
     validation = sum(total.item() for total, _ in found) / sum(n for _, n in found)
-    return {"losses": losses, "state": job.state(net, optimizer, loop), "validation": validation}
+    return {"losses": losses, "state": job.state(net, optimizers, loop), "validation": validation}
 
 
 def drawn_ids(step: int) -> list[int]:

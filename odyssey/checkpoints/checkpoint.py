@@ -37,7 +37,7 @@ def local_state(model: Model, layers: Collection[int], step: int) -> dict[str, A
 def _shard_state(model: Model, number: int) -> dict[str, Any]:
     progress = model.shards[number].progress()
     packed = progress["optimizer"] or {"state": {}, "param_groups": []}
-    names = [name for name, parameter in model.shards[number].named.items() if parameter.requires_grad]
+    names = _names(model.shards[number])
     by_name = [key for key, values in packed["state"].items() if isinstance(key, int) and isinstance(values, dict)]
     return {
         "state": {names[key]: packed["state"][key] for key in by_name},
@@ -46,6 +46,13 @@ def _shard_state(model: Model, number: int) -> dict[str, Any]:
         "scheduler": progress["scheduler"],
         "extra": progress["extra"],
     }
+
+
+def _names(shard: StateShard) -> list[str]:
+    """Of parameters, as the optimizer numbers them."""
+    names = {id(parameter): name for name, parameter in shard.named.items()}
+    groups = shard.optimizer.param_groups if shard.optimizer is not None else []
+    return [names[id(parameter)] for group in groups for parameter in group["params"]]
 
 
 def take(model: Model, state: dict[str, Any]) -> None:
@@ -57,7 +64,7 @@ def take(model: Model, state: dict[str, Any]) -> None:
                 part_of(tensor).copy_(state["model"][full_name(layer, name)])
     for number, shard in model.shards.items():
         saved = state["optimizer"][str(number)]
-        names = [name for name, parameter in shard.named.items() if parameter.requires_grad]
+        names = _names(shard)
         packed = {
             "state": {i: saved["state"][name] for i, name in enumerate(names) if name in saved["state"]} | saved["shared"],
             "param_groups": saved["groups"],

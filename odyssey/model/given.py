@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from odyssey.errors import AutocastError, JobError, OptimizerError, SchedulerError
+from odyssey.model.optimizers import is_of, parts_of
 from odyssey.model.packing import digest
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -70,7 +71,7 @@ def made_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> Any:
     is_one = all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict"))
     if not is_one or scheduler is optimizer:
         raise SchedulerError(f"scheduler() returned {_kind(scheduler)}, which is no scheduler", _SCHEDULER)
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+    if not is_of(scheduler, optimizer):
         raise SchedulerError("scheduler() returned a scheduler of another optimizer than it was given", _SCHEDULER)
     if isinstance(scheduler, ReduceLROnPlateau):
         raise SchedulerError("scheduler() returned a ReduceLROnPlateau, which needs a loss at each step", _SCHEDULER)
@@ -123,14 +124,18 @@ def check_autocast(dtype: object, is_scaled: bool) -> None:
 
 def in_words(optimizer: Optimizer, scheduler: Any) -> str:
     """`AdamW(lr=0.001, …)`: class and hyper-parameters, the same on ranks that were given the same."""
+    words = " and ".join(map(_part_in_words, parts_of(optimizer)))
+    if scheduler is not None:
+        words += f" with {type(scheduler).__name__} {digest(scheduler.state_dict())[:8]}"
+    return words
+
+
+def _part_in_words(optimizer: Optimizer) -> str:
     groups = [
         ", ".join(f"{key}={_value(value)}" for key, value in group.items() if key != "params")
         for group in optimizer.param_groups
     ]
-    words = f"{type(optimizer).__name__}({'; '.join(groups)})"
-    if scheduler is not None:
-        words += f" with {type(scheduler).__name__} {digest(scheduler.state_dict())[:8]}"
-    return words
+    return f"{type(optimizer).__name__}({'; '.join(groups)})"
 
 
 def _value(value: Any) -> str:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from odyssey.errors import JobError
 from odyssey.model.dtensors import is_divided, like, part_of, parts_in, taken_apart, whole_again
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, in_words, made_optimizer, made_scheduler
+from odyssey.model.optimizers import is_of
 
 
 class Stateful(Protocol):
@@ -91,7 +92,7 @@ class StateShard:
         stepped = [] if self.optimizer is None else [p for group in self.optimizer.param_groups for p in group["params"]]
         if sorted(map(id, stepped)) != sorted(map(id, trainable)):
             yield "its optimizer steps other parameters than those of the modules"
-        if getattr(self.scheduler, "optimizer", self.optimizer) is not self.optimizer:
+        if not is_of(self.scheduler, self.optimizer):
             yield "its scheduler belongs to another optimizer"
 
 

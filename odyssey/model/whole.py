@@ -25,6 +25,7 @@ from odyssey.model.dtensors import part_of
 from odyssey.model.given import in_words, needs_closure
 from odyssey.model.loss_scale import LossScale, ScalersScale, enabled
 from odyssey.model.model import Model, Replay, full_name
+from odyssey.model.optimizers import is_of, parts_of
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
 
@@ -228,8 +229,8 @@ def _check(model: nn.Module, optimizer: Optimizer, scheduler: Any, extra: Sequen
         raise JobError(f"model is on {where}", "give a model with parameters, all on one device")
     if not all(hasattr(optimizer, name) for name in ("step", "state", "param_groups", "state_dict")):
         raise JobError(f"optimizer is a {type(optimizer).__name__}", "give the optimizer of model.parameters()")
-    if needs_closure(optimizer):
-        raise JobError(f"optimizer is a {type(optimizer).__name__}, whose step() needs an argument", "give one that needs none")
+    if wanting := next(filter(needs_closure, parts_of(optimizer)), None):
+        raise JobError(f"optimizer is a {type(wanting).__name__}, whose step() needs an argument", "give one that needs none")
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     if missing := [name for name, parameter in trained.items() if id(parameter) not in stepped]:
@@ -243,7 +244,7 @@ def _check(model: nn.Module, optimizer: Optimizer, scheduler: Any, extra: Sequen
     if isinstance(scheduler, ReduceLROnPlateau):
         what = "scheduler is a ReduceLROnPlateau, which needs a loss at each step"
         raise JobError(what, "give it in extra=[...], and step it in the loop, with step.loss")
-    if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
+    if scheduler is not None and not (hasattr(scheduler, "optimizer") and is_of(scheduler, optimizer)):
         raise JobError(f"scheduler is a {type(scheduler).__name__} that is not of optimizer", "give a scheduler of optimizer")
     for one in (*extra, *([] if scheduler is None else [scheduler])):
         if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):

@@ -10,6 +10,7 @@
     tokens     the same, with a loss that is a mean over the points that are no padding, each of which counts alike in a step
     scaled     gradients that pass through float16, of a loss whose scale is too large at first
     weighted   samples that a sampler of the script's own draws
+    several    an optimizer for matrices, with a scheduler, and another for the rest
     compiled   the model is compiled in place
     unlike     as `average`, of models that ranks have built with other values
     saved      saves behind step 3, and goes on from there when it is run again
@@ -54,6 +55,7 @@ VARIANTS = (
     "tokens",
     "scaled",
     "weighted",
+    "several",
     "compiled",
     "unlike",
     "saved",
@@ -128,6 +130,15 @@ def ready(net: nn.Module, variant: str) -> nn.Module:
     return net
 
 
+def optimizers(net: nn.Module, variant: str) -> list[torch.optim.Optimizer]:
+    """What steps the model."""
+    if variant == "several":
+        matrices, rest = ([p for p in net.parameters() if (p.dim() > 1) == is_matrix] for is_matrix in (True, False))
+        first = torch.optim.SGD(matrices, lr=0.003, momentum=0.9)
+        return [first, torch.optim.AdamW(rest, lr=0.02, weight_decay=0.1)]
+    return [optimizer(net, variant)]
+
+
 def optimizer(net: nn.Module, variant: str) -> torch.optim.Optimizer:
     if variant in ("average", "unlike", "saved"):
         return torch.optim.AdamW(net.parameters(), lr=0.02)
@@ -182,18 +193,18 @@ class Loop:
 
 
 def scheduler(its_optimizer: torch.optim.Optimizer, variant: str) -> Any:
-    return torch.optim.lr_scheduler.StepLR(its_optimizer, 4, 0.5) if variant in ("plain", "scaled") else None
+    return torch.optim.lr_scheduler.StepLR(its_optimizer, 4, 0.5) if variant in ("plain", "scaled", "several") else None
 
 
-def state(net: nn.Module, its_optimizer: torch.optim.Optimizer, loop: Loop) -> dict[str, Tensor]:
+def state(net: nn.Module, its_optimizers: list[torch.optim.Optimizer], loop: Loop) -> dict[str, Tensor]:
     """All that training has made, from the script's own objects."""
     found = dict(net.state_dict())
     for name, parameter in net.named_parameters():
-        values = its_optimizer.state.get(parameter, {})
+        values = {key: value for its in its_optimizers for key, value in its.state.get(parameter, {}).items()}
         found |= {f"{name}.{key}": value for key, value in values.items() if isinstance(value, Tensor)}
     found |= {f"average.{name}": value for name, value in loop.average.values.items()}
     found["scale"] = torch.tensor(loop.scaler.get_scale())
-    found["rate"] = torch.tensor(its_optimizer.param_groups[0]["lr"], dtype=torch.float64)
+    found["rate"] = torch.tensor(its_optimizers[0].param_groups[0]["lr"], dtype=torch.float64)
     return {name: getattr(tensor, "_local_tensor", tensor).detach().clone() for name, tensor in found.items()}
 
 
@@ -209,8 +220,8 @@ def main() -> None:
     if n_shards:
         shard(net, int(n_shards))
     ready(net, variant)
-    its_optimizer = optimizer(net, variant)
-    loop = Loop(net, its_optimizer, variant)
+    its_optimizers = optimizers(net, variant)
+    loop = Loop(net, its_optimizers[0], variant)
     now = -1
 
     def at(point: str) -> None:
@@ -226,7 +237,7 @@ def main() -> None:
         return total / n
 
     if kills:
-        disturb(net, its_optimizer, at)
+        disturb(net, its_optimizers[-1], at)
 
     import odyssey
     from tests.jobs.brief import measure_briefly
@@ -234,12 +245,12 @@ def main() -> None:
     measure_briefly()
     run = odyssey.resilient(
         net,
-        its_optimizer,
+        its_optimizers if len(its_optimizers) > 1 else its_optimizers[0],
         loss,
         data_of(variant, how),
         global_batch=GLOBAL_BATCH,
         micro_batch=MICRO_BATCH,
-        scheduler=scheduler(its_optimizer, variant),
+        scheduler=scheduler(its_optimizers[0], variant),
         extra=loop.extra,
         collate=padded if variant in ("padded", "tokens") else None,
         weight=(lambda batch: batch["lengths"].sum()) if variant == "tokens" else None,
@@ -269,7 +280,7 @@ def main() -> None:
             sys.exit(0)
         time.sleep(PAUSE_S)
         now = step.index + 1
-    found = {"losses": losses, "state": state(net, its_optimizer, loop), "validation": run.evaluate(Points(variant))}
+    found = {"losses": losses, "state": state(net, its_optimizers, loop), "validation": run.evaluate(Points(variant))}
     if run.rank in run.plan.workers:  # of a sharded model some may wait for others
         torch.save(found, out / f"{rank}.pt")
 

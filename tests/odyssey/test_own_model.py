@@ -29,16 +29,16 @@ def mean_of(net: nn.Module, batch: object, variant: str) -> torch.Tensor:
 def begun(variant: str):
     """The script's objects, and what trains them."""
     net = job.ready(job.model(variant), variant)
-    optimizer = job.optimizer(net, variant)
-    loop = job.Loop(net, optimizer, variant)
+    optimizers = job.optimizers(net, variant)
+    loop = job.Loop(net, optimizers[0], variant)
     run = odyssey.resilient(
         net,
-        optimizer,
+        optimizers if len(optimizers) > 1 else optimizers[0],
         lambda batch: mean_of(net, batch, variant),
         job.Points(variant),
         global_batch=job.GLOBAL_BATCH,
         micro_batch=job.MICRO_BATCH,
-        scheduler=job.scheduler(optimizer, variant),
+        scheduler=job.scheduler(optimizers[0], variant),
         extra=loop.extra,
         collate=job.padded if variant in ("padded", "tokens") else None,
         weight=(lambda batch: batch["lengths"].sum()) if variant == "tokens" else None,
@@ -47,22 +47,29 @@ def begun(variant: str):
         scaler=loop.scaler,
         sampler=job.sampler_of(variant),
     )
-    return net, optimizer, loop, run
+    return net, optimizers, loop, run
 
 
 @pytest.mark.parametrize("variant", job.VARIANTS)
 def test_training_equals_a_plain_loop_and_the_objects_stay_the_scripts_own(variant):
-    net, optimizer, loop, run = begun(variant)
-    own = [*net.parameters(), *net.buffers(), *optimizer.param_groups[0]["params"]]
+    net, optimizers, loop, run = begun(variant)
+
+    def objects():
+        return [
+            *net.parameters(),
+            *net.buffers(),
+            *(p for its in optimizers for group in its.param_groups for p in group["params"]),
+        ]
+
+    own = objects()
     losses = {}
     for step in run.steps(job.N_STEPS):
         losses[step.index] = step.loss
         loop.behind(step.index, step.loss)
     validation = run.evaluate(job.Points(variant))
-    found = {"losses": losses, "state": job.state(net, optimizer, loop), "validation": validation}
+    found = {"losses": losses, "state": job.state(net, optimizers, loop), "validation": validation}
     assert differences(variant, {0: found})[0] < 1e-10
-    now = [*net.parameters(), *net.buffers(), *optimizer.param_groups[0]["params"]]
-    assert all(one is other for one, other in zip(own, now, strict=True))
+    assert all(one is other for one, other in zip(own, objects(), strict=True))
 
 
 @pytest.mark.parametrize("variant", ["plain", "batchnorm", "padded", "tokens"])
@@ -96,7 +103,7 @@ def test_metrics_change_nothing_and_are_the_means_over_all_samples(variant):
     found = run.evaluate(job.Points(variant), metrics={"same": lambda batch: mean_of(net, batch, variant)})
     assert found.keys() == {"loss", "same"} and found["same"] == pytest.approx(found["loss"], abs=1e-12, rel=0)
     loop = job.Loop(net, optimizer, variant)
-    trained = {"losses": losses, "state": job.state(net, optimizer, loop), "validation": found["loss"]}
+    trained = {"losses": losses, "state": job.state(net, [optimizer], loop), "validation": found["loss"]}
     trained["state"] |= {name: value for name, value in reference_of(variant).items() if name.startswith("average.")}
     assert differences(variant, {0: trained})[0] < 1e-10
 
@@ -105,7 +112,7 @@ def reference_of(variant):
     return resilient_reference.trained(variant)["state"]
 
 
-@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau", "scaled"])
+@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau", "scaled", "several"])
 def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
     _, _, loop, run = begun(variant)
     for step in run.steps(5):
@@ -116,16 +123,19 @@ def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
     for step in run.steps(7):
         loop.behind(step.index, step.loss)
     assert digest(state) == told, "what was given is the caller's own"
-    net, optimizer, loop, run = begun(variant)
+    for name, values in state["optimizer"]["0"]["state"].items():
+        form = state["model"][name].shape
+        assert all(value.shape == form for value in values.values() if isinstance(value, torch.Tensor) and value.dim())
+    net, optimizers, loop, run = begun(variant)
     run.load(tmp_path)
     losses = {}
     for step in run.steps(job.N_STEPS):
         losses[step.index] = step.loss
         loop.behind(step.index, step.loss)
-    found = {"losses": losses, "state": job.state(net, optimizer, loop), "validation": run.evaluate(job.Points(variant))}
+    found = {"losses": losses, "state": job.state(net, optimizers, loop), "validation": run.evaluate(job.Points(variant))}
     assert differences(variant, {0: found})[0] < 1e-10
     _, _, _, other = begun("plain" if variant != "plain" else "plateau")
-    with pytest.raises(JobError, match=r"extra objects|has no|the state has"):
+    with pytest.raises(JobError, match=r"extra objects|has no|the state has|settings"):
         other.load_state_dict(state)
 
 
@@ -188,6 +198,9 @@ SCHEDULER = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(PARAMETERS, 0.1), 2)
         ({"model": nn.Linear(2, 2, device="meta")}, "optimizer leaves out weight and 1 more|model is on meta"),
         ({"optimizer": "adam"}, "optimizer is a str"),
         ({"optimizer": torch.optim.LBFGS(PARAMETERS)}, "LBFGS, whose step() needs an argument"),
+        ({"optimizer": [GOOD, "adam"]}, "a list of other things than optimizers"),
+        ({"optimizer": [GOOD, torch.optim.SGD(PARAMETERS[:1], 0.1)]}, "stepped by more than one optimizer"),
+        ({"optimizer": [torch.optim.SGD(PARAMETERS[:1], 0.1), torch.optim.SGD(PARAMETERS[1:2], 0.1)]}, "leaves out"),
         ({"optimizer": torch.optim.SGD(PARAMETERS[:1], 0.1)}, "optimizer leaves out 0.bias and 2 more"),
         ({"optimizer": torch.optim.SGD([*PARAMETERS, nn.Parameter(torch.ones(1))], 0.1)}, "parameters that model has not"),
         ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(GOOD)}, "ReduceLROnPlateau, which needs a loss"),

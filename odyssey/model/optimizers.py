@@ -1,0 +1,87 @@
+"""Several optimizers of a script's own as one: such as Muon for matrices, and AdamW for the rest."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from odyssey.errors import JobError
+
+
+class Optimizers(Optimizer):
+    """`parts` step in this order, each its own parameters. Groups and states are theirs."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = tuple(parts)
+        super().__init__([{"params": [p for part in parts for group in part.param_groups for p in group["params"]]}], {})
+        self.param_groups = [group for part in parts for group in part.param_groups]
+        self.state: Any = _States(self.parts)
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Of each."""
+        for part in self.parts:
+            part.step()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Optimizers:
+        return Optimizers([copy.deepcopy(part, memo) for part in self.parts])
+
+
+class _States(MutableMapping[Any, Any]):
+    """Parameter -> state, where its optimizer keeps it; what is no parameter's is the first one's."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self._parts = parts
+        self._owner = {id(p): part for part in parts for group in part.param_groups for p in group["params"]}
+
+    def _of(self, key: Any) -> MutableMapping[Any, Any]:
+        return self._owner.get(id(key), self._parts[0]).state
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._of(key)[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._of(key)[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._of(key)[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._of(key)  # an optimizer's own makes what is asked for
+
+    def __iter__(self) -> Iterator[Any]:
+        for part in self._parts:
+            yield from part.state
+
+    def __len__(self) -> int:
+        return sum(len(part.state) for part in self._parts)
+
+
+def as_one(given: Optimizer | Sequence[Optimizer]) -> Any:
+    """What a script gives. Raises JobError for several that cannot be one; what is no optimizer is refused elsewhere."""
+    if not isinstance(given, list | tuple):
+        return given
+    if not given or not all(isinstance(part, Optimizer) for part in given):
+        raise JobError("optimizer is a list of other things than optimizers", "give torch.optim.Optimizers, at least one")
+    for part in given:
+        kind = type(part)
+        if kind.load_state_dict is not Optimizer.load_state_dict or kind.state_dict is not Optimizer.state_dict:
+            what = f"optimizer has a {kind.__name__} among others, which writes its state in a way of its own"
+            raise JobError(what, "give it alone")
+    numbers = [id(p) for part in given for group in part.param_groups for p in group["params"]]
+    if len(set(numbers)) < len(numbers):
+        raise JobError("a parameter is stepped by more than one optimizer", "give each parameter to one of them")
+    return Optimizers(given) if len(given) > 1 else given[0]
+
+
+def is_of(scheduler: Any, optimizer: Optimizer | None) -> bool:
+    """Whether a scheduler sets the rate of this optimizer, or of one of its parts. One that does not say is taken to."""
+    own = getattr(scheduler, "optimizer", optimizer)
+    return own is optimizer or any(own is part for part in getattr(optimizer, "parts", ()))
+
+
+def parts_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
+    """What a script has made."""
+    return optimizer.parts if isinstance(optimizer, Optimizers) else (optimizer,)
