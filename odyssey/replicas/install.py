@@ -7,6 +7,7 @@ matter what a script or a library has imported from where. A backend that is reg
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 import threading
@@ -206,7 +207,7 @@ class _Made:
         @functools.wraps(save)
         def saved(obj: object, f: Any, *arguments: Any, **named: Any) -> None:
             save(obj, f, *arguments, **named)
-            if self._replica is not None and isinstance(f, (str, os.PathLike)):
+            if self._replica is not None and isinstance(f, (str, os.PathLike, io.BufferedWriter, io.BufferedRandom)):
                 self._replica.has_saved = True
 
         torch.save = saved

@@ -1,8 +1,8 @@
-"""A DDP script that saves every few steps and goes on from what it has saved: `ddp_saves.py FOLDER N_STEPS EVERY KILL_AT`.
+"""A DDP script that saves every few steps and goes on from what it has saved: `ddp_saves.py FOLDER N_STEPS EVERY KILL_AT BY`.
 
 Rank 0 prints each step with the number of ranks that made it. Rank 2 ends itself in the first attempt, in the backward of step
 KILL_AT. The first attempt makes N_STEPS steps, so that who waits for a restart can give it more than it will ever make; a later
-one makes EVERY steps.
+one makes EVERY steps. BY: torch.save is given a `path`, or a `file` that is open.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    path, n_steps, every, kill_at = Path(sys.argv[1]) / "state.pt", *map(int, sys.argv[2:])
+    path, n_steps, every, kill_at = Path(sys.argv[1]) / "state.pt", *map(int, sys.argv[2:5])
     dist.init_process_group("gloo")
     rank, is_first = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     torch.manual_seed(0)
@@ -46,7 +46,8 @@ def main() -> None:
             print("step", step, "of", dist.get_world_size(), flush=True)
             if step % every == every - 1:
                 beside = path.with_suffix(".new")
-                torch.save({"model": net.state_dict(), "step": step + 1}, beside)
+                with beside.open("wb") as file:
+                    torch.save({"model": net.state_dict(), "step": step + 1}, file if sys.argv[5] == "file" else beside)
                 beside.replace(path)
     dist.destroy_process_group()
 

@@ -185,12 +185,14 @@ def test_what_cannot_be_begun_anew_is_told_by_name(variant: str, why: str, tmp_p
     assert any(why in note.text for note in ran.all(Note))
 
 
-def run_saving(tmp_path: Path, on_loss: OnLoss, n_steps: int = 40, max_restarts: int = 3) -> list[tuple[int, int]]:
+def run_saving(
+    tmp_path: Path, on_loss: OnLoss, n_steps: int = 40, max_restarts: int = 3, by: str = "path"
+) -> list[tuple[int, int]]:
     """The steps that rank 0 has printed, with how many ranks made each: 4 until step 15, and a save every 20."""
     ran = Ran(
         RunOptions(
             script=str(ROOT / "tests" / "jobs" / "ddp_saves.py"),
-            arguments=(str(tmp_path), str(n_steps), "20", "15"),
+            arguments=(str(tmp_path), str(n_steps), "20", "15", by),
             n_ranks_per_node=N_RANKS,
             log_dir=tmp_path / "logs",
             capture_output=True,
@@ -204,9 +206,10 @@ def run_saving(tmp_path: Path, on_loss: OnLoss, n_steps: int = 40, max_restarts:
     return [(int(step), int(n)) for _, step, _, n in lines]
 
 
-def test_auto_goes_on_and_brings_the_rank_back_when_the_script_has_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["path", "file"])
+def test_auto_goes_on_and_brings_the_rank_back_when_the_script_has_saved(by: str, tmp_path: Path) -> None:
     """Nothing has been saved yet: all that was done would be done again. The script would go on for years without a restart."""
-    steps = run_saving(tmp_path, OnLoss.AUTO, n_steps=10**9)
+    steps = run_saving(tmp_path, OnLoss.AUTO, n_steps=10**9, by=by)
     before, after = steps[:-20], steps[-20:]
     assert before == [(step, 4 if step < 15 else 3) for step in range(len(before))]
     first = after[0][0]
