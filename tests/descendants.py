@@ -28,8 +28,14 @@ class Descendants:
         return [process for process in self.all() if _is_alive(process)]
 
     def wait(self, limit_s: float) -> list[psutil.Process]:
-        """For them to end by themselves; those that have not in time. Theirs is no exit code afterwards."""
-        return _wait(self.all(), limit_s)
+        """For them to end by themselves; those that have not in time. Theirs is no exit code afterwards.
+
+        Looked at again and again: one whose parent ends meanwhile may be below nobody that is seen, or be only about to be there.
+        """
+        deadline = time.monotonic() + limit_s
+        while (left := self.all()) and (remains_s := deadline - time.monotonic()) > 0:
+            _wait(left, remains_s)
+        return left
 
     def end(self) -> list[str]:
         """SIGKILL to what is left; says what it was. Fails if something does not end."""

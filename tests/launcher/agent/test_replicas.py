@@ -58,6 +58,26 @@ def run(tmp_path: Path, variant: str, *kills: str, max_restarts: int = 0) -> Ran
     )
 
 
+def run_script(tmp_path: Path, text: str, *arguments: str, n_ranks: int = N_RANKS, max_restarts: int = 0) -> Ran:
+    """A script of these lines, to its good end."""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    ran = Ran(
+        RunOptions(
+            script=str(script),
+            arguments=arguments,
+            n_ranks_per_node=n_ranks,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+            max_restarts=max_restarts,
+        )
+    )
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    ran.assert_replays()
+    return ran
+
+
 def assert_exact(ran: Ran, tmp_path: Path, variant: str, lost: Collection[int] = ()) -> None:
     """All but the lost ranks came to the end, with the model that they should have."""
     assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
@@ -292,20 +312,7 @@ for part in range(2):
 
 def test_a_script_makes_its_groups_twice(tmp_path: Path) -> None:
     """A mean of equal gradients stays what it is, whatever DDP divides by."""
-    script = tmp_path / "script.py"
-    script.write_text(TWICE)
-    ran = Ran(
-        RunOptions(
-            script=str(script),
-            arguments=("1", "3"),
-            n_ranks_per_node=N_RANKS,
-            log_dir=tmp_path / "logs",
-            capture_output=True,
-            on_loss=OnLoss.CONTINUE,
-        )
-    )
-    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
-    ran.assert_replays()
+    ran = run_script(tmp_path, TWICE, "1", "3")
     assert sorted(ran.text().splitlines()) == ["part 0 of 3"] * 3 + ["part 1 of 2"] * 2
 
 
@@ -393,19 +400,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.soak)])
 def test_mixed_precision(dtype: str, tmp_path: Path) -> None:
     """All survivors have one model and one scale, in float16 behind steps that were left out for all."""
-    script = tmp_path / "script.py"
-    script.write_text(MIXED)
-    ran = Ran(
-        RunOptions(
-            script=str(script),
-            arguments=(dtype,),
-            n_ranks_per_node=N_RANKS,
-            log_dir=tmp_path / "logs",
-            capture_output=True,
-            on_loss=OnLoss.CONTINUE,
-        )
-    )
-    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    ran = run_script(tmp_path, MIXED, dtype)
     lines = ran.text().splitlines()
     assert len(lines) == 3 and len(set(lines)) == 1
     assert lines[0].endswith(" 3")
@@ -444,20 +439,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(("hook", "n_at_end"), [("fp16", 3), ("power", 4)])
 def test_communication_hooks(hook: str, n_at_end: int, tmp_path: Path) -> None:
     """One that reduces twice cannot be begun anew as a whole: that is a restart, by its name."""
-    script = tmp_path / "script.py"
-    script.write_text(HOOKS)
-    ran = Ran(
-        RunOptions(
-            script=str(script),
-            arguments=(hook,),
-            n_ranks_per_node=N_RANKS,
-            log_dir=tmp_path / "logs",
-            capture_output=True,
-            on_loss=OnLoss.CONTINUE,
-            max_restarts=1,
-        )
-    )
-    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    ran = run_script(tmp_path, HOOKS, hook, max_restarts=1)
     sums = ran.text().split()
     assert len(sums) == n_at_end and len(set(sums)) == 1
     assert any("reduces again" in note.text for note in ran.all(Note)) == (hook == "power")

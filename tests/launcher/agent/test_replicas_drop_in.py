@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.joblog.events import JobEnded, Note, Restarting
-from launcher.options import OnLoss, RunOptions
+from launcher.joblog.events import Note, Restarting
 from tests.agent_runs import Ran, nothing_left
+from tests.launcher.agent.test_replicas import run_script
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
@@ -141,21 +141,7 @@ assert summed(torch.ones(2))[0] == 2 * n + 1
 
 
 def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ran:
-    script = tmp_path / "script.py"
-    script.write_text(BEGIN + body + END)
-    ran = Ran(
-        RunOptions(
-            script=str(script),
-            arguments=arguments,
-            n_ranks_per_node=3,
-            log_dir=tmp_path / "logs",
-            capture_output=True,
-            on_loss=OnLoss.CONTINUE,
-            max_restarts=max_restarts,
-        )
-    )
-    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
-    ran.assert_replays()
+    ran = run_script(tmp_path, BEGIN + body + END, *arguments, n_ranks=3, max_restarts=max_restarts)
     assert ran.text().splitlines() == ["right to the end"] * 3
     return ran
 
