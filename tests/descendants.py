@@ -30,7 +30,7 @@ class Descendants:
     def wait(self, limit_s: float) -> list[psutil.Process]:
         """For them to end by themselves; those that have not in time. Theirs is no exit code afterwards.
 
-        Looked at again and again: one whose parent ends meanwhile may be below nobody that is seen, or be only about to be there.
+        Looked at again and again: one whose parent ends meanwhile may be below nobody that is seen, or be about to be there.
         """
         deadline = time.monotonic() + limit_s
         while (left := self.all()) and (remains_s := deadline - time.monotonic()) > 0:
