@@ -49,7 +49,7 @@ def _shard_state(model: Model, number: int) -> dict[str, Any]:
 
 
 def _names(shard: StateShard) -> list[str]:
-    """Of parameters, as the optimizer numbers them."""
+    """Give the parameters' names in the order in which the optimizer numbers them."""
     names = {id(parameter): name for name, parameter in shard.named.items()}
     groups = shard.optimizer.param_groups if shard.optimizer is not None else []
     return [names[id(parameter)] for group in groups for parameter in group["params"]]

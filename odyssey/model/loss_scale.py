@@ -39,7 +39,7 @@ class ScalersScale(LossScale):
         self.value = self._scaler.get_scale()
 
     def update(self, is_finite: bool) -> bool:
-        """As `torch.amp.GradScaler.update`, which wants to have looked at the gradients itself. What overflows is left out."""
+        """Change it as `torch.amp.GradScaler.update` does, which wants to have looked at the gradients itself."""
         state = self._scaler.state_dict()
         scale, n_steps = state["scale"], state["_growth_tracker"] + 1
         if not is_finite:

@@ -21,7 +21,7 @@ class Optimizers(Optimizer):
         self.state: Any = _States(self.parts)
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Of each."""
+        """Step each of them."""
         for part in self.parts:
             part.step()
 

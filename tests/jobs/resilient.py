@@ -83,7 +83,7 @@ def data_of(variant: str, how: list[str]) -> Points | Stream:
 
 
 def sampler_of(variant: str) -> Any:
-    """Of 17 samples in an epoch, which is no multiple of a step."""
+    """Give the variant's own sampler: its 17 samples of an epoch are no multiple of a step."""
     return WeightedRandomSampler([1.0 + i % 3 for i in range(40)], 17) if variant == "weighted" else None
 
 
@@ -124,7 +124,7 @@ def model(variant: str) -> nn.Module:
 
 
 def ready(net: nn.Module, variant: str) -> nn.Module:
-    """As the job gets it: what computes it may change, and what it is does not."""
+    """Have the model computed as the variant says; what it is stays the same."""
     if variant == "compiled":
         net.compile(backend="aot_eager")
     return net
