@@ -7,6 +7,7 @@ is a restart then.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from odyssey.replicas.backward import NOT_IN_BACKWARD, graph
 from odyssey.replicas.replica import Replica
 
+_NUMBERS = itertools.count()
+"""Ranks make the same groups in the same order; one that is made again must not find the addresses of the one before."""
+
 
 class Beside:
     """Torch's group beside one of ours. `thread`: the script's own, in which it made its first group; `store`, `timeout`: what
@@ -28,6 +32,7 @@ class Beside:
         self._thread = thread
         self._store = store
         self._timeout = timeout
+        self._number = next(_NUMBERS)
         self._making = threading.Lock()
         self._group: dist.ProcessGroup | None = None
 
@@ -47,7 +52,7 @@ class Beside:
     def _made(self) -> dist.ProcessGroup:
         seen, kind = self._replica.seen, dist.ProcessGroup.BackendType.GLOO
         rank, size = seen.index(self._replica.session.rank), len(seen)
-        store = torch._C._distributed_c10d.PrefixStore(f"odyssey-beside-{size}", self._store)
+        store = torch._C._distributed_c10d.PrefixStore(f"odyssey-beside-{self._number}-{size}", self._store)
         group = dist.ProcessGroup(store, rank, size)
         group._set_default_backend(kind)
         group._register_backend(torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, size, self._timeout))

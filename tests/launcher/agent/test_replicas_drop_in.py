@@ -46,6 +46,21 @@ print("right to the end", flush=True)
 dist.destroy_process_group()
 """
 
+AGAIN = """
+for part in range(2):
+    sums = [torch.ones(1)]
+    thread = threading.Thread(target=dist.all_reduce, args=sums)
+    thread.start()
+    thread.join()
+    assert sums[0].item() == 3.0
+    step()
+    if part == 0:
+        del replica
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        replica = DistributedDataParallel(net)
+"""
+
 THREAD = """
 second, sums = dist.new_group(), []
 
@@ -146,7 +161,9 @@ def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ra
     return ran
 
 
-@pytest.mark.parametrize("body", [pytest.param(UNEVEN, id="uneven inputs"), pytest.param(CALLS, id="calls")])
+@pytest.mark.parametrize(
+    "body", [pytest.param(UNEVEN, id="uneven inputs"), pytest.param(CALLS, id="calls"), pytest.param(AGAIN, id="again")]
+)
 def test_whatever_torch_offers_is_there(body: str, tmp_path: Path) -> None:
     run(tmp_path, body)
 
