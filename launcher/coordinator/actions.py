@@ -55,7 +55,7 @@ class Propose(msgspec.Struct, frozen=True):
     `step`: the first that the plan is to run. `untrained`: no unit is final yet. `arriving`: workers whose processes start
     beside the training; `leaving`: workers that hold state, and are to have no work any more. `slow`: how many times as long
     workers compute that are slow. `is_running`: `plan` runs, and goes on where nothing better is found. `whole`: groups that
-    need not be built anew.
+    need not be built anew. `can_restart`: all ranks start again where memory cannot go on.
     """
 
     generation: int
@@ -71,6 +71,7 @@ class Propose(msgspec.Struct, frozen=True):
     slow: dict[Worker, float] = {}
     is_running: bool = False
     whole: frozenset[SumOver] = frozenset()
+    can_restart: bool = False
 
 
 class SetDeadline(msgspec.Struct, frozen=True):

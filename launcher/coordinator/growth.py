@@ -176,6 +176,7 @@ def ask(job: JobState) -> Actions:
         leaving=tuple(sorted(WORKERS.completed_by(leaving, members))),
         slow=WORKERS.slowest(job.factors),
         is_running=True,
+        can_restart=job.can_restart,
     )
     return SetDeadline(None), propose
 

@@ -73,7 +73,7 @@ def prices(job: JobState) -> Prices:
 def _is_auto(job: JobState) -> bool:
     """Both are allowed, and a restart is left."""
     started = job.world.started
-    return started is not None and started.on_loss == "auto" and job.world.restarts.may_respawn(job.world.now)
+    return started is not None and started.on_loss == "auto" and job.can_restart
 
 
 def why_rather_restart(job: JobState) -> str:

@@ -290,7 +290,12 @@ class JobState:
     @property
     def may_respawn(self) -> bool:
         """Whether a rank may be started again now: its script would begin with the first of its Jobs."""
-        return self.number == 1 and not self.replicas and self.world.restarts.may_respawn(self.world.now)
+        return self.number == 1 and not self.replicas and self.can_restart
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether all ranks start again where memory cannot go on."""
+        return self.world.restarts.may_respawn(self.world.now)
 
     def may_start_again(self, rank: Rank) -> bool:
         """Whether a rank that is lost may have a new process."""

@@ -162,7 +162,8 @@ def propose(job: JobState) -> Actions:
     if job.plan is None:
         recovery.chosen_at = job.world.now
         alive = tuple(sorted(WORKERS.all_of(members)))
-        return SetDeadline(None), Propose(job.world.generation, 0, None, alive, (), (), {}, untrained=True)
+        first = Propose(job.world.generation, 0, None, alive, (), (), {}, untrained=True, can_restart=job.can_restart)
+        return SetDeadline(None), first
     paused = job.ranks.paused
     survivors = {rank: paused[rank] for rank in sorted(members)}
     if job.replicas:
@@ -199,6 +200,7 @@ def propose(job: JobState) -> Actions:
         leaving=tuple(sorted(held.keys() & not_staying)),
         slow=WORKERS.slowest(job.factors),
         whole=frozenset(gate.whole_groups(paused).values()),
+        can_restart=job.can_restart,
     )
     return SetDeadline(None), ask
 

@@ -149,7 +149,8 @@ class Planner:
         self.live_profile.rescale(state.plan, slow)
         profile = self._in_force()
         expected = self._expected_change()
-        self._search.plan_ahead(state.plan, members, state.may_respawn, slow, profile, expected)
+        may_respawn, can_restart = state.may_respawn, state.can_restart
+        self._search.plan_ahead(state.plan, members, may_respawn, slow, profile, expected, can_restart=can_restart)
 
         def look() -> None:
             if self._state().world.generation == generation:

@@ -61,6 +61,7 @@ def situation_of(
         n_behind=expected.n_behind,
         aim=aim,
         n_spares=n_spares,
+        can_restart=ask.can_restart,
     )
 
 
@@ -142,6 +143,8 @@ class PlanSearch:
         slow: dict[Worker, float],
         profile: Profile,
         expected: ExpectedChange,
+        *,
+        can_restart: bool = False,
     ) -> None:
         """Have plans ready for what may be lost next. Answers for an earlier plan are dropped; those for the same
         plan at older costs stay until the new ones are there."""
@@ -152,7 +155,8 @@ class PlanSearch:
         self._subject = subject
         self._number += 1
         self._is_due = True
-        whole = situation_of(_without_loss(plan, subject[1], slow), profile, self._node_of, expected, self._options.aim)
+        ask = _without_loss(plan, subject[1], slow, can_restart=can_restart)
+        whole = situation_of(ask, profile, self._node_of, expected, self._options.aim)
         if self._process is None:
             self._process = precompute.Process()
         self._process.ask(precompute.Ask(self._number, self._only, can_respawn, whole))
@@ -226,9 +230,9 @@ class PlanSearch:
             self._process = None
 
 
-def _without_loss(plan: Plan, members: tuple[Worker, ...], slow: dict[Worker, float]) -> Propose:
+def _without_loss(plan: Plan, members: tuple[Worker, ...], slow: dict[Worker, float], *, can_restart: bool = False) -> Propose:
     """What is in force, with everybody alive. Who holds what is left out: it is what the plan says."""
-    return Propose(plan.generation, plan.step, plan, members, (), (), {}, slow=slow)
+    return Propose(plan.generation, plan.step, plan, members, (), (), {}, slow=slow, can_restart=can_restart)
 
 
 def _is_foreseen(ask: Propose, plan: Plan, members: tuple[Worker, ...], may_respawn: bool, slow: dict[Worker, float]) -> bool:

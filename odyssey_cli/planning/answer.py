@@ -85,7 +85,8 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
 def _cost(answer: Answer) -> str:
     """What the next loss takes, and what failures cost of every hour, as the layout now stands."""
     outlook, prospect = answer.outlook, answer.prospect
-    ends = f"; {quantities.percent(outlook.share_of_ends)} of losses end the job" if outlook.share_of_ends >= 0.005 else ""
+    part = outlook.share_of_restarts
+    ends = f"; {quantities.percent(part)} of losses end the job" if part >= 0.005 else ""
     return f"a loss takes {quantities.seconds(outlook.cost_s)} from training{ends}\n{hourly(prospect)}"
 
 

@@ -58,7 +58,7 @@ def _layouts(answer: Layouts, mark: str, *, is_wide: bool) -> list[RenderableTyp
     for start in answer.starts:
         chosen = start.layout == answer.chosen
         memory, step = quantities.size(start.peak_bytes), quantities.seconds(start.step_s)
-        cells = [start.form, memory, step, *_cells(start), quantities.percent(start.outlook.share_of_ends)]
+        cells = [start.form, memory, step, *_cells(start), quantities.percent(start.outlook.share_of_restarts)]
         cells += [survives(start.outlook)] if is_wide else []
         table.add_row(Text(mark if chosen else "", style="green"), *cells, style="bold" if chosen else "")
     notes = [

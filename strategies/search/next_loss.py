@@ -3,7 +3,8 @@
 No search: the loss of one rank or of one whole node, each by the few kinds of what follows, at closed-form prices.
 
     a rank that idles      nothing changes but a generation; nor with a node of them
-    the only holder        of some layer, or all of them are on one node: the job ends, and starts again from a checkpoint
+    the only holder        of some layer, or all of them are on one node: all ranks start again from a checkpoint, by the
+                           launcher, or as a job that is submitted again
     any other              the micro-batches of its stage run on other pipelines (ReCycle; Odyssey, eqs. 12 and 13), or the
                            survivors regroup, which takes moves: whichever is worth more
 
@@ -30,7 +31,7 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from perfmodel.transition.keeping import kept_of_all_s
 from perfmodel.transition.transition import while_training
-from perfmodel.worth.checkpointing import redone_s
+from perfmodel.worth.checkpointing import redone_s, restart_s
 from perfmodel.worth.objective import After, Grown, expected_rate, growing_rate, useful_rate
 from perfmodel.worth.reliability import ExpectedChange
 from strategies.building.compose import n_micro_batches_of
@@ -94,8 +95,8 @@ def worth(candidate: Candidate, transition_s: float, change: ExpectedChange) -> 
 
 
 def cost_s(step_s: float, next_losses: Iterable[NextLoss]) -> float:
-    """Seconds that the next loss takes from training in the mean: half a step, the transition, and of a job that ends the
-    restart and the steps to be redone."""
+    """Seconds that the next loss takes from training in the mean: half a step, the transition, and where memory cannot go on
+    the restart and the steps to be redone."""
     return step_s / 2 + sum(after.share * after.pause_s for after in _after(next_losses))
 
 
@@ -124,7 +125,8 @@ class Ahead:
         if plan is None or estimate is None:
             return candidate
         next_losses = tuple(NextLoss(share, *then) for share, _, then in self.next_losses(plan, estimate))
-        return replace(candidate, outlook=replace(holders(self._situation, plan), next_losses=next_losses))
+        outlook = holders(self._situation, plan)
+        return replace(candidate, outlook=replace(outlook, next_losses=next_losses, can_restart=self._situation.can_restart))
 
     def next_losses(self, plan: Plan, estimate: Estimate) -> list[tuple[float, int, Then]]:
         """What may be lost next: the share of it, how many ranks it leaves, and what follows."""
@@ -134,11 +136,12 @@ class Ahead:
         n = len(everyone)
         rank = (1 - NODE_SHARE) / n
         kept_s = kept_of_all_s(plan, estimate.step_s)
+        n_again = n if self._situation.can_restart else n - 1
         unchanged = Then(estimate.step_s, self._pause_s(estimate, 0.0) - kept_s, is_own=True)
         losses: list[tuple[float, int, Then]] = [
             (rank * len(plan.idle), n - 1, unchanged),
             (rank * (len(plan.workers) - len(last_holders)), n - 1, self._survived(plan, estimate)),
-            (rank * len(last_holders), n - 1, self.ended(estimate, n - 1)),
+            (rank * len(last_holders), n_again, self.ended(estimate, n_again)),
         ]
         sizes = Counter(map(node.__getitem__, everyone))
         at_work = set(map(node.__getitem__, plan.workers))
@@ -180,9 +183,18 @@ class Ahead:
 
     def ended(self, estimate: Estimate, n_left: int) -> Then:
         """Started again from a checkpoint, in the best layout for so many."""
-        recovery, change_s = self._situation.profile.recovery, self._situation.seconds_to_change
-        restart_s = recovery.resubmit_s + redone_s(change_s, recovery.save_s)
-        return Then(self._step_of(n_left), self._pause_s(estimate, 0.0), restart_s)
+        change_s, save_s = self._situation.seconds_to_change, self._situation.profile.recovery.save_s
+        return Then(self._step_of(n_left), self._pause_s(estimate, 0.0), self._start_s() + redone_s(change_s, save_s))
+
+    def _start_s(self) -> float:
+        """Until a job makes steps again. Where the launcher starts all ranks: of a measured job as long as a process takes to
+        start, and a checkpoint, taken to be read in the time in which it is written; of a modelled one as published."""
+        profile = self._situation.profile
+        if not self._situation.can_restart:
+            return profile.recovery.resubmit_s
+        if profile.is_modelled:
+            return restart_s(len(self._situation.alive))
+        return profile.recovery.spawn_s + profile.recovery.save_s
 
     def _moves_s(self, plan: Plan) -> float:
         """Of a stage that is as large as the plan's in the mean."""

@@ -92,7 +92,10 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], order: Order) ->
     mine, its, outlook = candidate.estimate, winner.estimate, candidate.outlook
     if candidate.plan is None or mine is None or its is None or outlook is None:
         return candidate
-    ends = f"ends the job in {outlook.share_of_ends * 100:.0f} % of cases" if outlook.share_of_ends >= 0.005 else ""
+    ends = ""
+    if outlook.share_of_restarts >= 0.005:
+        what = "has all ranks start again" if outlook.can_restart else "ends the job"
+        ends = f"{what} in {outlook.share_of_restarts * 100:.0f} % of cases"
     against = f"objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
     if candidate is winner:
         step, transition = _seconds(mine.step_s), _seconds(mine.transition.total_s)

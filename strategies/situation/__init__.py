@@ -87,7 +87,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     `alive`. `arriving`: workers whose processes start beside the training and can be taken in after `arrive_s` seconds; they
     are no part of `alive` yet. `is_running`: nobody has been paused, and the plan in force goes on where it is kept.
     `slow`: worker -> how many times as long it computes as the profile says, of those that do. `whole`: groups that are not
-    built anew where a plan has them.
+    built anew where a plan has them. `can_restart`: where memory cannot go on the launcher starts all ranks again.
     """
 
     generation: int
@@ -112,6 +112,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     is_running: bool = False
     slow: Mapping[Worker, float] = {}
     whole: frozenset[SumOver] = frozenset()
+    can_restart: bool = False
 
     @property
     def at_work(self) -> tuple[Worker, ...]:
@@ -202,9 +203,9 @@ class Proposal(msgspec.Struct, frozen=True):
 class NextLoss(msgspec.Struct, frozen=True):
     """What may be lost next under a plan: after `share` of the next losses a step takes `step_s`, from `pause_s` after it on.
 
-    `step_s` is None where nothing is left that could train. `restart_s`: where it takes the last holder of a layer and ends the
-    job, of the start from a checkpoint and the steps that are to be redone; else 0. `is_own`: the step is so many of the plan's
-    own steps, and not one of the best layout for who is left, whatever plan that was.
+    `step_s` is None where nothing is left that could train. `restart_s`: where it takes the last holder of a layer, of the
+    start from a checkpoint, by the launcher or as a new job, and of the steps that are to be redone; else 0. `is_own`: the
+    step is so many of the plan's own steps, and not one of the best layout for who is left, whatever plan that was.
     """
 
     share: float
@@ -231,6 +232,7 @@ class Outlook(msgspec.Struct, frozen=True):
     """What a plan leaves for the next loss. `n_holders`: ranks that hold a layer, of the layer that has fewest; `n_nodes`: the
     nodes that they are on. `next_losses`: their shares are 1 together; empty where nobody looks ahead. `cost_s`: seconds that
     the next loss takes from training in the mean. `growth`: where workers are on their way that the plan has no work for.
+    `can_restart`: as in Situation.
     """
 
     n_holders: int
@@ -238,10 +240,11 @@ class Outlook(msgspec.Struct, frozen=True):
     next_losses: tuple[NextLoss, ...] = ()
     cost_s: float = 0.0
     growth: Growth | None = None
+    can_restart: bool = False
 
     @property
-    def share_of_ends(self) -> float:
-        """Of the next losses, those that end the job."""
+    def share_of_restarts(self) -> float:
+        """Of the next losses, those with which memory cannot go on: all ranks start again, or the job ends."""
         return sum(loss.share for loss in self.next_losses if loss.restart_s > 0)
 
 

@@ -15,7 +15,7 @@ from odyssey.errors import StateLost, UsageError
 from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
 from perfmodel.profile import catalog
-from perfmodel.profile.profile import Link, Profile
+from perfmodel.profile.profile import Link, Profile, Recovery
 from perfmodel.worth.objective import useful_rate
 from perfmodel.worth.reliability import ExpectedChange
 from strategies.building.layouts import layouts, quick_best_s
@@ -78,7 +78,7 @@ def test_holders_and_ends_are_those_of_every_loss_in_turn(layout: str, per_node:
         assert (outlook.n_nodes == 1) == any(not keeps_every_layer(its, node) for node in nodes.values())
         ranks_that_end = sum(not keeps_every_layer(its, [worker]) for worker in everyone) / len(everyone)
         nodes_that_end = sum(not keeps_every_layer(its, node) for node in nodes.values()) / len(nodes)
-        assert outlook.share_of_ends == pytest.approx((1 - NODE_SHARE) * ranks_that_end + NODE_SHARE * nodes_that_end)
+        assert outlook.share_of_restarts == pytest.approx((1 - NODE_SHARE) * ranks_that_end + NODE_SHARE * nodes_that_end)
         assert sum(loss.share for loss in outlook.next_losses) == pytest.approx(1)
 
 
@@ -96,6 +96,24 @@ def test_a_worth_is_the_mean_of_the_rates_until_and_after_the_next_loss() -> Non
     until = useful_rate(8, candidate.estimate.step_s, candidate.estimate.transition.total_s, change)
     after = useful_rate(8, alone_s, pause_s, change)
     assert candidate.estimate.objective == pytest.approx((until + after) / 2, rel=0.005)
+
+
+def test_where_the_launcher_may_start_all_again_the_last_holder_costs_that_and_no_new_job() -> None:
+    """1x4: any loss is one of a last holder. A checkpoint is read as it is written, and half an interval of steps is redone."""
+    of = replace(job(4, 4), recovery=Recovery(spawn_s=7.0, save_s=2.0, resubmit_s=900.0))
+    known = situation(of, None, range(4), seconds_to_change=10_000.0, aim=Aim(protect=Protect.NONE))
+    told = {}
+    for can_restart in (False, True):
+        candidate = initial_plan(replace(known, can_restart=can_restart), "1x4")[0]
+        outlook = candidate.outlook
+        assert outlook is not None and candidate.estimate is not None and outlook.share_of_restarts == pytest.approx(1)
+        of_one_rank = max(outlook.next_losses, key=lambda loss: loss.share)
+        assert of_one_rank.restart_s == pytest.approx((7.0 + 2.0 if can_restart else 900.0) + (2 * 2.0 * 10_000.0) ** 0.5 / 2)
+        assert of_one_rank.step_s == pytest.approx(closed_step_s(known, 4 if can_restart else 3))
+        told[can_restart] = outlook.cost_s, candidate.reason
+    assert told[False][0] - told[True][0] == pytest.approx(900.0 - 9.0)
+    assert "ends the job in 100 % of cases" in told[False][1] and "start again" not in told[False][1]
+    assert "has all ranks start again in 100 % of cases" in told[True][1] and "ends the job" not in told[True][1]
 
 
 @pytest.mark.parametrize("n_workers", [5, 9, 16, 17, 31, 32])

@@ -376,6 +376,7 @@ def _text(action: Action) -> str:
             who = f"alive {ask.alive} lost {ask.lost} respawnable {ask.respawnable}"
             who += f" leaving {ask.leaving}" if ask.leaving else ""
             who += f" arriving {ask.arriving}" if ask.arriving != ask.respawnable else ""
+            who += ", all may start again" if ask.can_restart else ""
             return f"propose({ask.generation}): {kind}, {who}" + (", while it trains" if ask.is_running else "")
         case SetDeadline(seconds=seconds):
             return f"deadline {seconds:g} s" if seconds is not None else "no deadline"
