@@ -34,7 +34,10 @@ class Drill(msgspec.Struct, frozen=True):
 
 
 def parse(text: str, *, n_nodes: int, n_ranks_per_node: int) -> tuple[Drill, ...]:
-    """All faults of one `--drill`: one moment, then one or more actions. Raises UsageError naming the part that is wrong."""
+    """All faults of one `--drill`: one moment, then one or more actions. Raises UsageError naming the part that is wrong.
+
+    `n_nodes`: as many as the job may have, those of other agents too, each taken to have as many ranks.
+    """
     step: int | None = None
     after_s: float | None = None
     drills: list[Drill] = []

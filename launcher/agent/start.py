@@ -45,7 +45,7 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
     drills = tuple(
         part
         for text in options.drills
-        for part in parse(text, n_nodes=options.n_nodes, n_ranks_per_node=options.n_ranks_per_node)
+        for part in parse(text, n_nodes=options.n_nodes * options.max_agents, n_ranks_per_node=options.n_ranks_per_node)
     )
     profile = None
     if options.profile is not None:

@@ -54,7 +54,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
     n_local_ranks = nodes * ranks_per_node
     if together.max_agents == 1:
         text.layout_of(given.value("layout").text, nodes, ranks_per_node, _whole(given, "spares", 0))
-    _check_drills(given, nodes, ranks_per_node)
+    _check_drills(given, nodes * together.max_agents, ranks_per_node)
     checks.open_files(n_local_ranks)
     log_dir, note = checks.log_dir(given.value("log_dir").text, given.value("log_dir").name, environment)
     _check_without_effect(given)

@@ -72,6 +72,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "train.py"
 
 
+TWO = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:1")
 WRONG = [
     (["run"], "no script given", "odyssey run --nodes 4 train.py"),
     (["run", "trian.py"], "no such script: trian.py", "did you mean train.py?"),
@@ -92,6 +93,7 @@ WRONG = [
     (["run", "--strategy", "rerout", "train.py"], "--strategy: unknown strategy 'rerout'", "did you mean reroute?"),
     (["run", "--drill", "kill", "train.py"], "--drill '", "for example: --drill"),
     (["run", "--drill", "step=3 kill=9", "train.py"], "--drill '", "for example: --drill"),
+    (["run", *TWO, "--drill", "step=3 kill=2", "train.py"], "--drill 'step=3 kill=2': kill=2: there", "for example: --drill"),
     (["run", "--profile", "none.json", "train.py"], "--profile: none.json: No such file or directory", "odyssey profile"),
     (["run", "--profile", "broken.json", "train.py"], "--profile: broken.json: ", "measure it again"),
     (["run", "--nodse", "3", "train.py"], "no such option: --nodse", "did you mean --nodes?"),

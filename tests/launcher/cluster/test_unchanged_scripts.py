@@ -61,3 +61,12 @@ def test_all_start_again_under_another_agent_when_that_of_the_first_rank_is_lost
     assert ended == [0, 0], [agent.lines for agent in agents]
     assert "rank 0 speaks for all ranks of the script" in "".join(agents[1].lines + agents[2].lines)
     assert difference(tmp_path / "out", 4, "plain") == ""
+
+
+def test_a_drill_names_ranks_of_any_agent(start: Callable[..., Agent], tmp_path: Path) -> None:
+    agents = begun(start, tmp_path / "out", drill="step=3 kill=4")
+    ended = [agent.end() for agent in agents]
+    assert ended == [0, 0, 0], [agent.lines for agent in agents]
+    assert "rank 4 lost: SIGKILL by drill" in "".join(agents[0].lines)
+    assert logs(tmp_path / "out").keys() == {0, 1, 2, 3, 5}
+    assert difference(tmp_path / "out", 6, "plain") == ""
