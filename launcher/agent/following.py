@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 import odyssey
 from launcher.agent.leading import leading
 from launcher.agent.part import Part
+from launcher.cluster import endpoint
 from launcher.cluster.agreement import Hearer
 from launcher.cluster.led.hold import Hold
 from launcher.cluster.led.leader_search import LeaderSearch
@@ -30,7 +31,7 @@ from launcher.cluster.wire import Attach, FromLeader, FromMember, Join, Leaving,
 from launcher.joblog.exit_codes import ExitCode, ending
 from launcher.options import Rendezvous
 from launcher.processes.store import StoreAddress
-from odyssey.errors import OdysseyError
+from odyssey.errors import OdysseyError, UsageError
 
 
 class Following:
@@ -53,6 +54,7 @@ class Following:
             *(local.loop, local.options, key),
             found=self._join,
             given_up=lambda why: self.fail(why, ""),
+            begins_here=self._begins_at_endpoint,
             say=local.sink.say,
             elsewhere=elsewhere,
         )
@@ -252,6 +254,22 @@ class Following:
             self._session = None
         self._forget()
         self.search.again(f"the leading agent is lost ({why})")
+
+    def _begins_at_endpoint(self) -> bool:
+        """Whether this agent can have the endpoint, as it would if it came only now. It was in no job, and so knows of none."""
+        local = self._local
+        if self.was_in or local.code is not None or local.options.rendezvous is not Rendezvous.C10D:
+            return False
+        try:
+            server_socket = endpoint.host_or_join(local.options)
+        except UsageError:
+            return False  # the search goes on, and ends with what it has met
+        if server_socket is None:
+            return False
+        local.sink.say(f"nobody listens at {self.search.where} any more: the job begins here")
+        local.fail(endpoint.EndpointIsFree(server_socket))
+        local.code = ExitCode.FAILED
+        return True
 
     def _begin_anew(self) -> None:
         """All that were to begin the job before this agent are gone: it begins here."""

@@ -64,6 +64,10 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
             except LedElsewhere as error:
                 local = LocalAgent(options, None, output, report)
                 role = Member(Part(local, watch, drills, profile), key, error.addresses, was_in=error.was_in)
+            except endpoint.EndpointIsFree as error:
+                listener = error.server_socket
+                local = LocalAgent(options, listener, output, report)
+                role = leading(founding(Part(local, watch, drills, profile), listener, key))
     finally:
         if listener is not None:
             listener.close()

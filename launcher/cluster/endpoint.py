@@ -14,7 +14,15 @@ from collections.abc import Mapping
 from launcher.cluster.links import addresses
 from launcher.options import Rendezvous, RunOptions
 from launcher.processes import store
-from odyssey.errors import UsageError
+from odyssey.errors import OdysseyError, UsageError
+
+
+class EndpointIsFree(OdysseyError):
+    """Whoever was there is gone, and has taken this agent into no job: it has bound the endpoint, and begins one there."""
+
+    def __init__(self, server_socket: socket.socket) -> None:
+        super().__init__("nobody is at the endpoint any more", "begin the job there")
+        self.server_socket = server_socket
 
 
 def host_or_join(options: RunOptions) -> socket.socket | None:

@@ -2,7 +2,7 @@
 
 Where that was lost before the job began, the first of those that have come to it begins the job anew: each looks at those who
 came before it, and is the first where it is sure that they are gone, as their hosts say that nobody listens there any more.
-By the same sign an agent that a job went on without knows that this is over.
+By the same sign an agent that a job went on without knows that this is over, and one that was in none yet may begin one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class _Lost(NamedTuple):
 
 
 class LeaderSearch:
-    """`found(link, address)`; `given_up(why)`: not within the time for agents to come; `say`: for people."""
+    """`found(link, address)`; `given_up(why)`: not within the time for agents to come; `begins_here()`: nobody listens where
+    agents of a job may be, and whether this one begins it instead; `say`: for people."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class LeaderSearch:
         *,
         found: Callable[[Link, Address], None],
         given_up: Callable[[str], None],
+        begins_here: Callable[[], bool],
         say: Callable[[str], None],
         elsewhere: Sequence[Address] = (),
     ) -> None:
@@ -84,6 +86,7 @@ class LeaderSearch:
         self._key = key
         self._found = found
         self._given_up = given_up
+        self._begins_here = begins_here
         self._say = say
         self._began = loop.clock()
         self._trouble = "it has not answered yet"
@@ -182,6 +185,8 @@ class LeaderSearch:
     def _failed(self, why: str, is_refused: bool) -> None:
         if is_refused and self._members is not None:  # more of them may be known than are looked for at first
             self._look_whether_gone(self._members, lambda: self.again(self._trouble))
+        elif is_refused and self._before is None and self._begins_here():
+            self.end()
         else:
             self.again(why)
 

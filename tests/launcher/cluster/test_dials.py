@@ -90,6 +90,7 @@ def test_who_looks_for_the_leading_agent_asks_everybody_in_turn_and_not_itself(l
         KEY,
         found=connected,
         given_up=pytest.fail,
+        begins_here=lambda: pytest.fail("somebody may be there"),
         say=lambda text: None,
         elsewhere=[own, *others],
     )
@@ -128,6 +129,7 @@ def test_a_job_that_went_on_without_an_agent_is_over_where_nobody_listens_any_mo
         KEY,
         found=lambda link, at: pytest.fail("found"),
         given_up=pytest.fail,
+        begins_here=lambda: pytest.fail("somebody may be there"),
         say=told.append,
     )
     search.look_for(members, gone.append)
@@ -141,6 +143,43 @@ def test_a_job_that_went_on_without_an_agent_is_over_where_nobody_listens_any_mo
         turn(loop)
         loop.now += 0.1
     assert gone == [members] and len(told) == 1
+
+
+def test_an_agent_may_begin_a_job_itself_where_nobody_listens(loop: FakeLoop) -> None:
+    """It is asked each time, and looks on where it cannot. Not while somebody is silent there."""
+    silent = addresses.listen("127.0.0.1", socket.AF_INET, [0])
+    at = Address("127.0.0.1", int(silent.getsockname()[1]))
+    asked: list[bool] = []
+    told: list[str] = []
+
+    def begins_here() -> bool:
+        asked.append(silent.fileno() < 0)
+        return len(asked) == 3
+
+    search = LeaderSearch(
+        loop,
+        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=1),
+        KEY,
+        found=lambda link, at: pytest.fail("found"),
+        given_up=pytest.fail,
+        begins_here=begins_here,
+        say=told.append,
+        elsewhere=[at],
+    )
+    search.start()
+    while not told:
+        turn(loop)
+        loop.now += 0.1
+    assert not asked
+    silent.close()
+    n_told = len(told)
+    while len(asked) < 3:
+        turn(loop)
+        loop.now += 0.1
+    for _ in range(100):  # it looks for nobody any more
+        turn(loop)
+        loop.now += 0.1
+    assert asked == [True] * 3 and len(told) == n_told
 
 
 @pytest.mark.parametrize(

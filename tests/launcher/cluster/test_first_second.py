@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -38,6 +39,18 @@ def test_an_agent_is_killed_while_others_are_awaited(start: Callable[..., Agent]
     agents = come(start, 3)
     agents[struck].process.kill()
     assert_others_end_well(agents, struck)
+
+
+def test_an_agent_begins_at_an_endpoint_whose_first_agent_is_lost_before_it_took_others_in(start: Callable[..., Agent]) -> None:
+    """Somebody has the endpoint when it comes, as one that is about to listen beside it, and has gone without a word."""
+    gone = socket.create_server(("127.0.0.1", 0))
+    given = GIVEN | {"nnodes": "2", "rdzv_endpoint": f"127.0.0.1:{gone.getsockname()[1]}"}
+    first = start(*PROGRAM, **given)
+    first.until(lambda line: "waiting for the leading agent at" in line)
+    gone.close()
+    first.until(lambda line: "the job begins here" in line)
+    second = start(*PROGRAM, **given)
+    assert_others_end_well([first, second], -1)
 
 
 @pytest.mark.parametrize("struck", [0, 1], ids=["the leading agent", "a member"])
