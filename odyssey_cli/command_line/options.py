@@ -165,7 +165,7 @@ OPTIONS: tuple[Option, ...] = (
         ("--rdzv-backend",), "NAME", "static: the agent of node rank 0 hosts. c10d: whichever can.", Group.MEETING, _THEIRS,
         "static",
     ),
-    Option(("--rdzv-endpoint",), "HOST:PORT", "Where they meet. Port with c10d: 29400.", Group.MEETING, _THEIRS),
+    Option(("--rdzv-endpoint",), "HOST:PORT", "Where agents meet. Port with c10d: 29400.", Group.MEETING, _THEIRS),
     Option(("--rdzv-id",), "ID", "The job's name: only agents that give the same one meet.", Group.MEETING, _THEIRS, "none"),
     Option(
         ("--rdzv-conf",), "KEY=VALUE", "join_timeout, last_call_timeout in seconds; others are ignored.",
@@ -176,8 +176,8 @@ OPTIONS: tuple[Option, ...] = (
         ("--master-addr",), "HOST", "The endpoint's host, with static.", Group.MEETING, _THEIRS, "127.0.0.1", in_profile=True
     ),
     Option(
-        ("--master-port",), "PORT", "Its port, with static: 29500. On one host a free one, unless it is given.", Group.MEETING,
-        _THEIRS, in_profile=True,
+        ("--master-port",), "PORT", "The endpoint's port, with static: 29500. On one host a free one, unless it is given.",
+        Group.MEETING, _THEIRS, in_profile=True,
     ),
     Option(
         ("--local-addr",), "HOST", "Where other agents reach this one: an address, a name or an interface.", Group.MEETING,
@@ -186,11 +186,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         ("--detect",), "TIME", "An agent of which nothing is heard for this long is lost.", Group.MEETING, default="5s",
     ),
-    Option(("--secret-file",), "FILE", "What agents prove to know: ODYSSEY_SECRET, or ~/.odyssey/secret.", Group.MEETING),
+    Option(
+        ("--secret-file",), "FILE", "The secret of the agents. Default: ODYSSEY_SECRET, or ~/.odyssey/secret.", Group.MEETING
+    ),
     # When ranks are lost
     Option(("--max-restarts",), "N", "How often ranks may be started again, in the whole job.", Group.LOSS, _THEIRS, "0"),
     Option(
-        ("--on-loss",), "WHAT", "Of a script without a Job: restart all ranks; continue with the others; auto, by price.",
+        ("--on-loss",), "WHAT",
+        "What a script without a Job does: restart all ranks; continue with the others; auto, by price.",
         Group.LOSS, default="restart",
     ),
     Option(("--never-retry",), "CODES", "Exit codes that end the job at once: 2,70-75.", Group.LOSS),
@@ -215,13 +218,14 @@ OPTIONS: tuple[Option, ...] = (
         ("--failure-rate",), "RATE", "What that estimate begins with: losses per node-day. Default: 0.0065.", Group.LOSS,
     ),
     Option(
-        ("--objective",), "NAME", "Of plans: ahead, up to the loss after the next; or paper, Odyssey's eq. 8.", Group.LOSS,
-        default="ahead",
+        ("--objective",), "NAME",
+        "What a plan is worth: ahead, up to the loss after the next; or paper, Odyssey's eq. 8.", Group.LOSS, default="ahead",
     ),
     Option(
-        ("--survive",), "F", "Any F ranks may be lost, and every layer has a holder. Default: 1 where that can be.", Group.LOSS,
+        ("--survive",), "F", "Every layer has a holder after the loss of any F ranks. Default: 1 where that can be.",
+        Group.LOSS,
     ),
-    Option(("--survive-nodes",), "F", "Any F whole nodes may be lost, and every layer has a holder.", Group.LOSS),
+    Option(("--survive-nodes",), "F", "Every layer has a holder after the loss of any F whole nodes.", Group.LOSS),
     Option(
         ("--protect",), "WHAT", "Ranks keep layers that one, or one node, would hold: auto, by price; state, always; none.",
         Group.LOSS, default="auto",
@@ -230,10 +234,10 @@ OPTIONS: tuple[Option, ...] = (
         ("--allow-approximate",), "", "Strategies may compute gradients approximately after a loss: neighbour does.", Group.LOSS
     ),
     Option(
-        ("--low-rank",), "R", "Rank of its gradients of feed-forward weights. Default: a quarter of the shorter side.",
+        ("--low-rank",), "R", "Rank of approximate gradients of feed-forward weights. Default: a quarter of the shorter side.",
         Group.LOSS,
     ),
-    Option(("--low-rank-steps",), "N", "Steps for which these keep their subspace. Default: 200.", Group.LOSS),
+    Option(("--low-rank-steps",), "N", "Steps for which approximate gradients keep their subspace. Default: 200.", Group.LOSS),
     Option(("--profile",), "FILE", "Use these measurements instead of measuring at the start.", Group.LOSS),
     Option(("--drill",), "DRILL", "Lose ranks on purpose: 'step=20 kill=2'; or for a while: 'step=20 lose=2 step=40 join=2'. "
            "May be repeated.", Group.LOSS, repeats=True),
@@ -241,34 +245,37 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         ("--stall-timeout",), "TIME", "Warn when a rank shows no progress for so long: 10m. Default: no watch.", Group.STALL
     ),
-    Option(("--end-stalled",), "", "Treat such a rank as lost.", Group.STALL),
+    Option(("--end-stalled",), "", "Treat a rank that shows no progress for so long as lost.", Group.STALL),
     # Output
     Option(
         ("--log-dir",), "DIR", "Each job makes a folder for its logs in it. Default: odyssey-logs.", Group.OUTPUT, _THEIRS,
         in_profile=True, in_check=True,
     ),
     Option(
-        ("-r", "--redirects"), "STREAMS", "To files instead: 1 stdout, 2 stderr, 3 both; or by local rank, 0:3,1:2.",
+        ("-r", "--redirects"), "STREAMS",
+        "Write output to files instead: 1 stdout, 2 stderr, 3 both; or by local rank, 0:3,1:2.", Group.OUTPUT, _THEIRS, "0",
+    ),
+    Option(
+        ("-t", "--tee"), "STREAMS", "Write output to files as well, with a prefix on each line. Values as for -r.",
         Group.OUTPUT, _THEIRS, "0",
     ),
-    Option(("-t", "--tee"), "STREAMS", "To files as well, with a prefix on each line. As for -r.", Group.OUTPUT, _THEIRS, "0"),
     Option(
         ("--keep-output",), "MIB",
-        "For `odyssey logs`: so much of the end of each stream of a rank that -r and -t leave out, of this attempt and the one "
-        "before. What ranks write to a terminal themselves is not kept. 0 keeps nothing.", Group.OUTPUT, default="4",
+        "Keep so much for `odyssey logs`: of each stream of a rank that -r and -t leave out the end, of this attempt and the "
+        "one before. What ranks write to a terminal themselves is not kept. 0 keeps nothing.", Group.OUTPUT, default="4",
     ),
     Option(
         ("--log-line-prefix-template",), "TEXT",
-        "That prefix: ${role_name}, ${rank}, ${local_rank} and ${hostname} are filled in.", Group.OUTPUT, _THEIRS,
+        "The prefix of each line: ${role_name}, ${rank}, ${local_rank} and ${hostname} are filled in.", Group.OUTPUT, _THEIRS,
         since=(2, 15),
     ),
     Option(("--local-ranks-filter",), "RANKS", "Show only these local ranks: 0,1.", Group.OUTPUT, _THEIRS),
     Option(
-        ("--duplicate-stdout-filters",), "WORDS", "Lines of stdout with one of these also to filtered_stdout.log.",
+        ("--duplicate-stdout-filters",), "WORDS", "Write lines of stdout with one of these to filtered_stdout.log as well.",
         Group.OUTPUT, _THEIRS,
     ),
     Option(
-        ("--duplicate-stderr-filters",), "WORDS", "Lines of stderr with one of these also to filtered_stderr.log.",
+        ("--duplicate-stderr-filters",), "WORDS", "Write lines of stderr with one of these to filtered_stderr.log as well.",
         Group.OUTPUT, _THEIRS,
     ),
     Option(("--logs-specs",), "NAME", "An entry point of torchrun.logs_specs that says where logs go.", Group.OUTPUT, _THEIRS),
@@ -292,7 +299,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(("--forward-signals",), "SIGNALS", "Signals that are passed on to ranks and end nothing: SIGUSR1.", Group.END),
     Option(
-        ("--shutdown-timeout",), "TIME", "From SIGTERM to SIGKILL.", Group.END, _THEIRS, "30",
+        ("--shutdown-timeout",), "TIME", "Time from SIGTERM to SIGKILL.", Group.END, _THEIRS, "30",
         ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
     ),
     Option(("--monitor-interval",), "SECONDS", "No effect: an end is noticed when it happens.", Group.END, _THEIRS, "0.1"),

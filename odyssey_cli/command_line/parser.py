@@ -200,7 +200,7 @@ _MOST_USED = (
     "standalone", "module", "layout", "drill", "stall_timeout", "no_display",
 )  # fmt: skip
 """Options that the help of a run tells first; the others follow by what they are about."""
-_TAKES_NODES = ["Everything behind SCRIPT is the script's, but `--nodes N` where no option stands", "before SCRIPT."]
+_TAKES_NODES = ["Arguments after SCRIPT are passed to it, except `--nodes N` where no option", "stands before SCRIPT."]
 _BEHIND_SCRIPT = {Command.RUN: _TAKES_NODES, Command.PROFILE: _TAKES_NODES}
 _EXIT_CODES = ["Exit code 0 says that nothing bad was found, 1 that something was."]
 _WIDTH = 80
@@ -211,7 +211,7 @@ def help_text(command: Command) -> str:
     """What `--help` prints."""
     script = " SCRIPT [ARGUMENTS]" if command.has_script else ""
     lines = [f"Usage: {command.value} [OPTIONS]{script}", "", *textwrap.wrap(_ABOUT[command], _WIDTH)]
-    lines += _BEHIND_SCRIPT.get(command, ["Everything behind SCRIPT is the script's."]) if command.has_script else _EXIT_CODES
+    lines += _BEHIND_SCRIPT.get(command, ["Arguments after SCRIPT are passed to it."]) if command.has_script else _EXIT_CODES
     first = _MOST_USED if command is Command.RUN else ()
     groups = {"Most used": [_BY_DEST[dest] for dest in first]} | {
         group.value: [

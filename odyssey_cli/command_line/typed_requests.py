@@ -51,21 +51,21 @@ class PlanRequest:
     fail: Annotated[int | None, option("N", "Lose any N ranks: the worst case.")] = None
     fail_ranks: Annotated[str | None, option("RANKS", "Lose these: 1,5 or 4-7.")] = None
     fail_nodes: Annotated[int | None, option("N", "Lose any N whole nodes.")] = None
-    join: Annotated[int | None, option("N", "N ranks come, after what is lost: are they taken in?")] = None
+    join: Annotated[int | None, option("N", "N ranks come after the loss: say whether they are taken in.")] = None
     join_nodes: Annotated[int | None, option("N", "The same for whole nodes.")] = None
-    layouts: Annotated[bool, switch("Instead: what each layout to start with comes to at this failure rate.", "--layouts")] = (
-        False
-    )
-    spares: Annotated[int | None, option("K", "Instead: what up to K ranks that stand by are worth.")] = None
+    layouts: Annotated[
+        bool, switch("Instead, say what each layout to start with comes to at this failure rate.", "--layouts")
+    ] = False
+    spares: Annotated[int | None, option("K", "Instead, say what up to K ranks that stand by are worth.")] = None
     spare_nodes: Annotated[int | None, option("K", "The same for whole nodes.")] = None
-    horizon: Annotated[str | None, option("TIME", "Until lost ranks are back, for these. Default: 1d.")] = None
+    horizon: Annotated[str | None, option("TIME", "How long --layouts and --spares look ahead. Default: 1d.")] = None
     layout: Layout = "auto"
     nodes: Nodes = None
     nproc_per_node: RanksPerNode = None
     mtbf: Annotated[str | None, option("TIME", "Expected time to the next change: 3600, 90s, 6h. Default: estimated.")] = None
     failure_rate: Annotated[float | None, option("RATE", "What that estimate begins with: losses per node-day.")] = None
     objective: Objective = None
-    survive: Annotated[int | None, option("F", "Any F ranks may be lost, and every layer has a holder.")] = None
+    survive: Annotated[int | None, option("F", "Every layer has a holder after the loss of any F ranks.")] = None
     survive_nodes: Annotated[int | None, option("F", "The same for whole nodes.")] = None
     protect: Protect = None
     allow_approximate: AllowApproximate = False
@@ -88,7 +88,7 @@ class RehearseRequest:
         list[str] | None,
         option("FAULT", "As for run: 'step=5 lose=3', 'step=9 join=3'. Default: lose one rank, in the middle."),
     ] = None
-    trace: Annotated[str | None, option("TRACE", "Lose nodes, and have them back, as in one of replay.")] = None
+    trace: Annotated[str | None, option("TRACE", "Lose nodes and have them back as a trace of `odyssey replay` says.")] = None
     strategy: Annotated[str, option("NAMES", "auto, one or several with commas, or all: a job for each.")] = "auto"
     steps: Annotated[int, option("N", "Steps of each job.")] = 12
     speed: Annotated[float, option("X", "Seconds of the cluster that pass in one of ours.")] = 1.0
@@ -100,8 +100,8 @@ class RehearseRequest:
     protect: Protect = None
     allow_approximate: AllowApproximate = False
     jitter: Annotated[float, option("SIGMA", "Noise: standard deviation of the logarithm of an op.")] = 0.0
-    slow: Annotated[list[str] | None, option("RANK=FACTOR", "A straggler: all its ops take so many times.")] = None
-    seed: Annotated[int, option("N", "Of noise and losses.")] = 0
+    slow: Annotated[list[str] | None, option("RANK=FACTOR", "A straggler: its ops take so many times as long.")] = None
+    seed: Annotated[int, option("N", "Seed of noise and losses.")] = 0
     max_restarts: Annotated[int, option("N", "As for run: what respawn may use.")] = 0
     spares: Annotated[int, option("N", "As for run: the last N ranks stand by from the start.")] = 0
     log_dir: Annotated[Path, option("FOLDER", "Where jobs keep their logs.")] = Path("odyssey-logs")
@@ -137,9 +137,9 @@ class ReplayRequest:
         ),
     ] = None
     repair: Annotated[str | None, option("TIME", "Mean time until a lost node is back. Default: 1d.")] = None
-    transient: Annotated[float, option("SHARE", "Of drawn losses, those that leave the node healthy.")] = 0.0
-    days: Annotated[float | None, option("DAYS", "How long. Default: the whole trace, or 30 drawn ones.")] = None
-    seed: Annotated[int, option("N", "Of all that is drawn.")] = 0
+    transient: Annotated[float, option("SHARE", "Share of drawn losses that leave the node healthy.")] = 0.0
+    days: Annotated[float | None, option("DAYS", "Days to replay. Default: the whole trace, or 30 drawn ones.")] = None
+    seed: Annotated[int, option("N", "Seed of all that is drawn.")] = 0
     objective: Objective = None
     protect: Protect = None
     allow_approximate: AllowApproximate = False
@@ -172,7 +172,7 @@ class BatchRequest:
     account: Annotated[str, option("NAME", "Who pays.")] = ""
     job_name: Annotated[str, option("NAME", "Default: the script's.")] = ""
     output: Annotated[str, option("FILE", "Where the job's output goes.")] = "%x-%j.out"
-    elastic: Annotated[int | None, option("N", "Go on with so many nodes of those that there were.")] = None
+    elastic: Annotated[int | None, option("N", "Go on while so many nodes are left.")] = None
     requeue: Annotated[int | None, option("N", "When time is over or nodes are taken away: queue again, N times at most.")] = (
         None
     )
