@@ -23,7 +23,7 @@ Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x
 """What another host calls something, and people are shown."""
 MAX_COUNT = 1 << 24
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
-"""Of ranks, agents, restarts: what no cluster reaches is a mistake, and would be one of memory here."""
+"""A number of ranks, agents, restarts: what no cluster reaches is a mistake, and would be one of memory here."""
 Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
 SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=64)]
 

@@ -1,6 +1,6 @@
 """What the control groups of this process leave it of the host: those of containers, of SLURM, of systemd's services.
 
-A group may be limited, and so may any of the groups that it is in: what counts is the least. Of version 1 there is a tree for
+A group may be limited, and so may any of the groups that it is in: what counts is the least. In version 1 there is a tree for
 each controller, of version 2 one for all; a host may have both. Processors that a group may not use at all are not looked for
 here: the kernel takes them out of the affinity of its processes.
 """
@@ -16,7 +16,7 @@ _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _USED = ("memory.current", "memory.usage_in_bytes")
 """As both versions call it."""
 _INACTIVE = ("inactive_file", "total_inactive_file")
-"""Of memory.stat, in version 2 and in version 1: what the kernel takes back when it needs it."""
+"""The rows of memory.stat, in version 2 and in version 1, for what the kernel takes back when it needs it."""
 
 
 class Allowance(NamedTuple):
@@ -28,7 +28,7 @@ class Allowance(NamedTuple):
 
 
 def allowance(root: Path = Path("/")) -> Allowance:
-    """Of this process. `root`: of the file system, with `proc` and the trees of groups."""
+    """Give that of this process. `root`: of the file system, with `proc` and the trees of groups."""
     limits, free, processors = [], [], []
     for group in _groups(root, "memory"):
         found = [limit for name in _LIMITS if (limit := _number(group / name)) is not None]
@@ -46,7 +46,7 @@ def allowance(root: Path = Path("/")) -> Allowance:
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Of the host, or as much of it as this process may take with all others of its groups."""
+    """The memory of the host, or as much of it as this process may take with all others of its groups."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = allowance(root).memory_bytes
     return physical if limit is None else min(physical, limit)

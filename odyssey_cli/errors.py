@@ -67,7 +67,7 @@ def exit_code_of(command: Callable[[], int]) -> int:
 
 
 def denied(error: PermissionError) -> OdysseyError:
-    """Of a file that this user may not read or write, or not even see."""
+    """The error for a file that this user may not read or write, or not even see."""
     name = os.fsdecode(error.filename)
     return OdysseyError(
         f"{name}: {(error.strerror or str(error)).lower()}", f"it belongs to {_owner(Path(name).absolute())}: ask them"

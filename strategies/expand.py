@@ -1,7 +1,7 @@
 """Expand: workers that have come are taken in, with those that idle, and the job goes back to its first layout or a better one.
 
 Lost places are filled first: what was routed around them comes home, and pipelines that became shorter are as long as before.
-Who is left over makes pipelines longer, or new ones; or all of them get the best layout for so many, whatever is faster
+Ranks that are left over make pipelines longer, or new ones; or all of them get the best layout for so many, whatever is faster
 (building/regrouping.py). Where there are more lost places than workers, the others of them may stay routed as in `reroute`.
 Newcomers hold nothing: what they need comes from those who hold it. Where a worker is lost at the same time `repartition` takes
 everybody in.

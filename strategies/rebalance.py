@@ -112,7 +112,7 @@ def _resplit(situation: Situation, row: Row) -> Row:
 
 
 def split_by_speed(layers_s: Sequence[float], factors: Sequence[float], row: Sequence[Stage]) -> Ranges:
-    """Of the splits over workers with these factors whose slowest stage takes least, the one nearest to that of `row`.
+    """The split over workers with these factors whose slowest stage takes least; of several the one nearest to that of `row`.
 
     By dynamic programming over (stage, cut), first for the time and then for the cuts: a layer may be too much for a slow stage
     and not for one behind it, so to fill each stage as far as it goes does not do.
@@ -213,7 +213,7 @@ def _partly_routed(situation: Situation, plan: Plan, slow: set[Worker]) -> list[
 
 
 def _routes(situation: Situation, plan: Plan, worker: Worker, slow: set[Worker]) -> list[Route]:
-    """Of one slow worker, evenly among its micro-batches."""
+    """Make routes around one slow worker, evenly among its micro-batches."""
     costs, pipelines = situation.costs, plan.pipelines
     p, s = plan.place[worker]
     own = pipelines[p].stages[s]

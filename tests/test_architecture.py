@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -214,6 +215,20 @@ def test_a_rooms_docstring_names_every_file_in_it(package: str) -> None:
         unnamed += [f"{init.parent.relative_to(ROOT)}/{name}" for name in sorted(files) if name not in docstring]
 
     assert unnamed == []
+
+
+def test_no_sentence_begins_with_a_word_that_leaves_open_who_does_what() -> None:
+    """In what can be read by itself: docstrings, what stands below a name, and the pages. A question may ask who."""
+    begins = re.compile(r"(?:^|[.!:;|] |\n\n\s*|- )((?:Of|Who|Whoever|What there is) [^.?]*[.?]?)")
+    texts = {page: page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
+    for package in MAY_IMPORT:
+        for path in (ROOT / package).rglob("*.py"):
+            strings = [node.value for node in nodes_of(path) if isinstance(node, ast.Expr)]
+            its = [node.value for node in strings if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+            texts[path] = "\n\n".join(its)
+    found = [(str(path.relative_to(ROOT)), sentence) for path, text in texts.items() for sentence in begins.findall(text)]
+
+    assert [(path, sentence) for path, sentence in found if not sentence.endswith("?")] == []
 
 
 def test_only_handles_send_signals() -> None:

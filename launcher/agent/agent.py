@@ -218,7 +218,7 @@ class Agent:
                 sink.event(RankLost(rank, Cause(CauseKind.AGENT, f"agent {home} was lost"), True))
 
     def look(self) -> None:
-        """Who is stopped is found by the watch over what is waited for."""
+        """Have the watch over what is waited for find who is stopped."""
         self._local.processes.waits.look()
 
     def asked_to_end(self, number: signal.Signals) -> None:

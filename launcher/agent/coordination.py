@@ -91,7 +91,7 @@ class Coordination:
         return sorted(world.ranks.among(RankState.LEAVING, RankState.FAILING))
 
     def assignment(self, rank: Rank) -> RankAssignment:
-        """Of a process of the rank that is started now."""
+        """The assignment of a process of the rank that is started now."""
         world = self.state.world
         found = assigned(self._options, world.seated, world.restarts.n, world.attempt)[rank]
         return replace(found, max_restarts=world.restarts.policy.max_restarts, last_failure=world.last_failure)
@@ -165,7 +165,7 @@ class Coordination:
 
     @property
     def first_step(self) -> int:
-        """Of the plan in force."""
+        """The first step of the plan in force."""
         assert isinstance(self.state, JobState) and self.state.plan is not None
         return self.state.plan.step
 

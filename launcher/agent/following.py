@@ -30,6 +30,7 @@ from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Attach, FromLeader, FromMember, Join, Leaving, WantsToLeave, Welcome
 from launcher.joblog.exit_codes import ExitCode, ending
 from launcher.options import Rendezvous
+from launcher.processes.local_agent import LocalAgent
 from launcher.processes.store import StoreAddress
 from odyssey.errors import OdysseyError, UsageError
 
@@ -54,7 +55,7 @@ class Following:
             *(local.loop, local.options, key),
             found=self._join,
             given_up=lambda why: self.fail(why, ""),
-            begins_here=self._begins_at_endpoint,
+            begins_here=lambda: not self.was_in and _begins_at_endpoint(local, self.search.where),
             say=local.sink.say,
             elsewhere=elsewhere,
         )
@@ -255,22 +256,6 @@ class Following:
         self._forget()
         self.search.again(f"the leading agent is lost ({why})")
 
-    def _begins_at_endpoint(self) -> bool:
-        """Whether this agent can have the endpoint, as it would if it came only now. It was in no job, and so knows of none."""
-        local = self._local
-        if self.was_in or local.code is not None or local.options.rendezvous is not Rendezvous.C10D:
-            return False
-        try:
-            server_socket = endpoint.host_or_join(local.options)
-        except UsageError:
-            return False  # the search goes on, and ends with what it has met
-        if server_socket is None:
-            return False
-        local.sink.say(f"nobody listens at {self.search.where} any more: the job begins here")
-        local.fail(endpoint.EndpointIsFree(server_socket))
-        local.code = ExitCode.FAILED
-        return True
-
     def _begin_anew(self) -> None:
         """All that were to begin the job before this agent are gone: it begins here."""
         self.comes_to_lead()
@@ -347,3 +332,19 @@ class Following:
                 local.end_ranks(sent_to_all)
             else:
                 local.processes.end(number)
+
+
+def _begins_at_endpoint(local: LocalAgent, where: str) -> bool:
+    """Whether an agent can have the endpoint, as it would if it came only now. It was in no job, and so knows of none."""
+    if local.code is not None or local.options.rendezvous is not Rendezvous.C10D:
+        return False
+    try:
+        server_socket = endpoint.host_or_join(local.options)
+    except UsageError:
+        return False  # the search goes on, and ends with what it has met
+    if server_socket is None:
+        return False
+    local.sink.say(f"nobody listens at {where} any more: the job begins here")
+    local.fail(endpoint.EndpointIsFree(server_socket))
+    local.code = ExitCode.FAILED
+    return True

@@ -1,7 +1,7 @@
 """An agent that another one leads: its ranks are those that all have decided it has, and it tells what becomes of them.
 
-It decides nothing. Who leads has orders for its ranks, and questions; following.py has how that one is found and held on to.
-When it ends, who leads is told.
+It decides nothing. The leading agent has orders for its ranks, and questions; following.py has how that one is found and held
+on to. When it ends, who leads is told.
 """
 
 from __future__ import annotations

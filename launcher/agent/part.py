@@ -1,7 +1,7 @@
 """This agent's part of its job, whether it leads that or not: the log that all agree upon, the state and the ranks that follow
 from it, and what those have told.
 
-Who comes to lead goes on with it (succession.py): all that it gains is the right to say what is to be decided.
+An agent that comes to lead goes on with it (succession.py): all that it gains is the right to say what is to be decided.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Reconciliation:
             self._spawn(coordination.assignment(rank), wanted)
 
     def all(self) -> None:
-        """Whatever has been decided before. Who has been told to end is not told again."""
+        """Whatever has been decided before. A rank that has been told to end is not told again."""
         processes = self._processes.ranks
         for rank in sorted({*self._coordination.processes_at(self._agent), *processes}):
             self.rank(rank)

@@ -64,7 +64,7 @@ class Replication:
             self._decided(event)
 
     def note(self, event: Event) -> None:
-        """Who the others are, before anything is done about it."""
+        """Take note of the other agents, before anything is done about it."""
         match event.body:
             case JobStarted():
                 self.other_jobs.watch_endpoint(is_there=True)

@@ -25,7 +25,7 @@ COMPACT_EVERY = 4096
 
 
 class Hearer(Protocol):
-    """Who hears of an agreement."""
+    """What hears of an agreement."""
 
     def decided(self, data: bytes) -> None:
         """What was proposed here or elsewhere, in the order of the log."""
@@ -114,7 +114,7 @@ class Agreement:
 
     @property
     def leader(self) -> int | None:
-        """Who leads, as far as it is known here."""
+        """The agent that leads, as far as it is known here."""
         return self._node.leader
 
     @property

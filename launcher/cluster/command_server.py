@@ -38,7 +38,7 @@ MAX_COMMANDS = 16
 IDLE_S = 60.0
 """After so long without a question a connection is sent away."""
 FOLLOWS_S = 2.0
-"""Who has looked at the files of ranks within this time follows them."""
+"""Somebody who has looked at the files of ranks within this time follows them."""
 _question = Packed(Question)
 
 

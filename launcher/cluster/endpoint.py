@@ -18,7 +18,8 @@ from odyssey.errors import OdysseyError, UsageError
 
 
 class EndpointIsFree(OdysseyError):
-    """Whoever was there is gone, and has taken this agent into no job: it has bound the endpoint, and begins one there."""
+    """The agent that was there is gone, and has taken this agent into no job: it has bound the endpoint, and begins one
+    there."""
 
     def __init__(self, server_socket: socket.socket) -> None:
         super().__init__("nobody is at the endpoint any more", "begin the job there")

@@ -1,5 +1,5 @@
-"""Whoever comes anew to the endpoint begins a job there if nobody says that one lives: so agents of a job look there again and
-again, unless they are there themselves, and say it.
+"""An agent that comes anew to the endpoint begins a job there if nobody says that one lives: so agents of a job look there
+again and again, unless they are there themselves, and say it.
 
 who leads ─► LedBy ─► who has begun no job: joins; a younger one: ends it; an older one: LedBy ─► the job here ends
 who looks for one that leads ─► StillLives ─► who has begun no job waits

@@ -15,7 +15,7 @@ from odyssey.codec import Malformed, Packed
 
 _first_words = Packed(FirstWords)
 Taker = Callable[[Link, Any], None]
-"""Of a link and its first words. May raise Malformed."""
+"""It takes a link and its first words. May raise Malformed."""
 
 
 class Listener:
@@ -31,7 +31,7 @@ class Listener:
         self._door = Acceptor(loop, listener, key, endpoint_port, MAX_FIRST_BYTES, self._arrived)
 
     def give(self, words: type, taker: Taker, close: Callable[[], None] | None = None) -> None:
-        """Who comes with these words goes to `taker` from now on; who comes with words that nobody takes is sent away.
+        """From now on `taker` gets those that come with these words; one that comes with words that nobody takes is sent away.
         `close()`: when nobody comes any more."""
         self._takers[words] = taker
         if close is not None:

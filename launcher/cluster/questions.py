@@ -63,7 +63,7 @@ Question = AskStacks | AskFiles | AskPiece | AskLife | AskEnd | AskLeave
 
 
 class Stacks(msgspec.Struct, frozen=True, tag=True):
-    """Of each living rank."""
+    """Those of each living rank."""
 
     stacks: dict[RankNumber, Stack]
 

@@ -22,7 +22,7 @@ from odyssey.protocol.reports import Report
 
 
 Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-"""Of a session: whoever made it up is the only other one to know it."""
+"""A session's name: whoever made it up is the only other one to know it."""
 Count64 = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 

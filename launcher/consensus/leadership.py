@@ -191,7 +191,7 @@ class Leadership:
                 del self._peers[number]
 
     def _hand_over(self, now: float) -> None:
-        """The leader is no member any more. Who has most of its log does not wait to be elected."""
+        """The leader is no member any more. The one that has most of its log does not wait to be elected."""
         self.is_over = True
         self.send_heartbeats(now)
         best = max(sorted(self._log.configuration[1].voters), key=lambda voter: self._peers[voter].match)

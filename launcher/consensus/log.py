@@ -14,7 +14,7 @@ from launcher.consensus.membership import Configuration
 from launcher.consensus.messages import MAX_ENTRIES, Entry
 
 MAX_BATCH_BYTES = 1 << 20
-"""Of payload in one message, unless a single entry has more."""
+"""The most payload in one message, unless a single entry has more."""
 
 
 class Log:
@@ -52,8 +52,8 @@ class Log:
 
     @property
     def electable(self) -> frozenset[int]:
-        """Voters of the last committed configuration and of those behind it. Who is to vote no longer may have to lead once
-        more, when it has the entry that says so and those that stay do not (thesis, 4.2.2).
+        """Voters of the last committed configuration and of those behind it. One that is to vote no longer may have to lead
+        once more, when it has the entry that says so and those that stay do not (thesis, 4.2.2).
         """
         committed = max(since for since, _ in self._configurations if since <= self.commit)
         return frozenset().union(*(its.voters for since, its in self._configurations if since >= committed))

@@ -1,4 +1,4 @@
-"""Who votes, and which of them are enough."""
+"""The agents that vote, and which of them are enough."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Membership(msgspec.Struct, frozen=True):
 
 
 NOBODY = Membership(frozenset())
-"""Of an agent that has not heard yet who the members are: no quorum, so nothing is decided in it."""
+"""What an agent knows that has not heard yet who the members are: no quorum, so nothing is decided in it."""
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Configuration(msgspec.Struct, frozen=True):
 
     @property
     def voters(self) -> frozenset[int]:
-        """Of both."""
+        """Those of both."""
         return self.new.voters if self.old is None else self.new.voters | self.old.voters
 
     def is_quorum(self, agents: Set[int]) -> bool:

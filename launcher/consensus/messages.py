@@ -1,6 +1,6 @@
 """Entries of the log, and what agents say to each other about it.
 
-Who sends a message is never in it: the connection knows. `term`: the sender's own.
+The sender of a message is never in it: the connection knows. `term`: the sender's own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from launcher.consensus.membership import Configuration
 
 Term = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""Of an entry; the first one has 1."""
+"""The number of an entry; the first one has 1."""
 MAX_ENTRIES = 1024
 """In one message."""
 

@@ -96,7 +96,7 @@ class Node:
 
     @property
     def leader(self) -> int | None:
-        """Who leads. None where nobody was heard for a time-out, or this agent led and has not heard from enough."""
+        """The agent that leads. None where nobody was heard for a time-out, or this agent led and has not heard from enough."""
         if self._role is Role.FOLLOWER and self._elected == self.me:
             return None
         return self._elected if self._role in (Role.FOLLOWER, Role.LEADER) else None
@@ -131,7 +131,7 @@ class Node:
         """Make these the members, when no other change is under way, a quorum of them answers, and those that join have what
         the log holds now: until then they are learners, which get the log and do not count.
 
-        It is done when a configuration of them alone comes out of the log. Of changes that wait only the last is
+        It is done when a configuration of them alone comes out of the log. Only the last of several changes that wait is
         kept, and none when this agent ceases to lead. Raises NotLeading, and ValueError for no voters, or a tie breaker
         that is none of them.
         """

@@ -1,4 +1,4 @@
-"""Ranks end their scripts. Who cannot go on because others have ended takes what is final, and ends its own.
+"""Ranks end their scripts. One that cannot go on because others have ended takes what is final, and ends its own.
 
 A rank that ends with exit code 0 before its last step has failed if others train on. That is what they show, however long it
 takes: they miss it in a unit that is not final, make one final without it, or answer a Pause from within one. Where all end
@@ -52,7 +52,7 @@ def finished(job: JobState, body: Finished) -> Actions:
 
 
 def release_stranded(job: JobState) -> Actions:
-    """Who cannot go on because others have ended their scripts takes what is final, and ends its own.
+    """A rank that cannot go on because others have ended their scripts takes what is final, and ends its own.
 
     A rank says that its script is at its end before anybody can know its exit code: only with that it is sure.
     """
@@ -126,7 +126,7 @@ def paused(job: JobState, body: Paused) -> Actions:
 
 
 def connection_lost(job: JobState, body: Broken) -> Actions:
-    """Who complains needs one that has ended: for a unit that is final already, or because it trains on."""
+    """A rank that complains needs one that has ended: for a unit that is final already, or because it trains on."""
     if job.world.first_failure and (not _is_final(job, body.position) or isinstance(_judged(job)[1], Restart)):
         return _failed(job)
     job.stranded.add(body.rank)

@@ -94,7 +94,7 @@ def roll_forward_problem(
 ) -> str | None:
     """Why some survivor cannot be brought to the position behind the newest result; None if all can.
 
-    Whoever passes the commit point needed everybody's contribution, so a holder of state is there, or one unit behind
+    A rank that passes the commit point needed everybody's contribution, so a holder of state is there, or one unit behind
     with everything of that unit done but its result. `handed`: ranks one unit behind that are given what they lack.
     """
     holders = {rank: report for rank, report in paused.items() if report.held}

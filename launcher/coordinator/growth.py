@@ -6,8 +6,8 @@
 
 The groups of the next plan are built beside the training, so a newcomer that cannot be reached costs the others nothing.
 
-Who is asked to leave trains until then, and is a source of what it holds when the plan without it is taken; then it ends. A
-notice may say how much time there is: a rank for which that is too short trains on, and is ended when it is over.
+A rank that is asked to leave trains until then, and is a source of what it holds when the plan without it is taken; then it
+ends. A notice may say how much time there is: a rank for which that is too short trains on, and is ended when it is over.
 
 Nothing is cut and nothing is done twice: the ranks that train stop behind a unit that is final (orders.Drain). A loss
 while they drain is a loss as any other. A rank that fails before it takes part costs the others nothing.

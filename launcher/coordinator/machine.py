@@ -62,8 +62,8 @@ _HEARD = {JobStarted, RankStarted, StopRequested, *jobs.TABLE, *elastic.TABLE}
 
 
 def _is_late_result(state: State, event: Event) -> bool:
-    """A result is final whoever reported it, and comes before the same rank's answer to Pause. Who drains still runs the
-    generation before."""
+    """A result is final whoever reported it, and comes before the same rank's answer to Pause. A rank that drains still runs
+    the generation before."""
     if state.status is Status.DRAINING and isinstance(state, JobState) and state.plan is not None:
         return isinstance(event.body, UnitFinal | Broken) and event.generation >= state.plan.generation
     return isinstance(event.body, UnitFinal) and state.status in (Status.PAUSING, Status.FINISHING)

@@ -1,4 +1,4 @@
-"""Who is in the job, and which rank sits where: from the agents in their order to torchrun's numbers for every rank."""
+"""It assigns ranks to the agents of a job: from the agents in their order to torchrun's numbers for every rank."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 In this order: a slot that is gone, exit codes that are never retried, the same failure twice before any progress, the count,
 the limit in a window of time. Then a pause, where the last attempt came to nothing either.
 
-Of a Job single ranks start again, and one slot that is bad must not use up what is allowed for all: it is retired.
+Single ranks of a Job start again, and one slot that is bad must not use up what is allowed for all: it is retired.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ IN_FORCE = (Status.PAUSING, Status.PLANNING, Status.MOVING, Status.RUNNING, Stat
 
 @dataclass(slots=True)
 class Losses:
-    """Of ranks and agents, by something else than the script: `n_events`, as those within a window of one another are one, the
-    newest loss at `last_at`; in `rank_s` seconds of living ranks together.
+    """Ranks and agents that were lost by something else than the script: `n_events`, as those within a window of one another
+    are one, the newest loss at `last_at`; in `rank_s` seconds of living ranks together.
     """
 
     n_events: int = 0
@@ -66,7 +66,7 @@ class Losses:
 
 @dataclass(slots=True)
 class World:
-    """Who is there, and what has become of the others: the same for every script.
+    """The ranks and agents that are there, and what has become of the others: the same for every script.
 
     `started`: the log's first event. `ranks`: each in one state. `slots_lost`: ranks for which nothing is started again;
     `slot_losses`: rank -> its last few losses, while its slot was not lost. `ends`: that ranks have come to in this attempt, or
@@ -127,7 +127,7 @@ class World:
 
     @property
     def numbers(self) -> Iterable[Rank]:
-        """Of all ranks that the job has, living or not."""
+        """The numbers of all ranks that the job has, living or not."""
         return numbers_from(Rank(0), self.n_ranks)
 
     @property

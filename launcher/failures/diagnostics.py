@@ -23,7 +23,7 @@ _OF_THE_PARSER = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
 
 
 def diagnostics(tail: str, error_file: str, log: str, *, was_ended: bool) -> Diagnostics:
-    """Of a rank that has not told its exception itself. `tail`: the last lines of its stderr.
+    """Diagnose a rank that has not told its exception itself. `tail`: the last lines of its stderr.
 
     `was_ended`: by the agent. Then a traceback counts only if nothing follows it: it may be one that the script had caught.
     """

@@ -1,4 +1,4 @@
-"""Who is alive and makes no progress, or less than others.
+"""It finds ranks that live and make no progress, or less than others.
 
 life.py      who lives, by what is seen of it
 waits.py     one watch over all that an agent waits for

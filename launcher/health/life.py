@@ -10,7 +10,7 @@ from launcher.host.proc import TICK_S, Vitals
 from launcher.joblog.wording import seconds_text
 
 STOPPED_S = 3.0
-"""Stopped for so long is late. Who stops a process to look at it, or by a slip, has so long to continue it."""
+"""Stopped for so long is late. Somebody who stops a process to look at it, or by a slip, has so long to continue it."""
 IDLE_S = 10.0
 """Without any sign of life for so long is late."""
 IDLE_SHARE = 0.01

@@ -5,7 +5,8 @@ layers compare. It is weighed against
 
     level  the lower quartile of all others that are not known to be slow: what slows down all ranks is the profile's to learn
     past   the rank's mean since the generation began, of the number and of what it is above the level: what is expected of some
-           layers may be wrong. Who begins slower than ranks with the same layers has their past: it was slow from the start
+           layers may be wrong. A rank that begins slower than others with the same layers has their past: it was slow from the
+           start
 
 What a rank's number is above the level, less what that was in the past, is its *excess*. With one rank there is no level: it is
 what the number is above the past.

@@ -45,7 +45,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """Of a rank's main thread, innermost call first. `problem`: why there are no frames."""
+    """The calls of a rank's main thread, innermost call first. `problem`: why there are no frames."""
 
     frames: tuple[Frame, ...] = ()
     problem: str = ""

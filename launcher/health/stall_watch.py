@@ -30,7 +30,7 @@ TELL_STEP_S = 10.0
 
 
 class Inspection(Protocol):
-    """Of the living ranks without a Job, wherever they are. `done` is called once, unless the inspection is closed."""
+    """It looks at the living ranks without a Job, wherever they are. `done` is called once, unless the inspection is closed."""
 
     def processes(self) -> Mapping[Rank, object]:
         """The present process of each."""

@@ -33,9 +33,9 @@ one it turns without end."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Of a rank with all that it has started: processor seconds so far, bytes written where we see them. `is_stopped`: by a
-    signal; `is_held_up`: it waits for a disk, or for a processor. `exchanged`: bytes of the rank itself with other ranks
-    (traffic.py)."""
+    """What a rank and all that it has started have done: processor seconds so far, bytes written where we see them.
+    `is_stopped`: by a signal; `is_held_up`: it waits for a disk, or for a processor. `exchanged`: bytes of the rank itself with
+    other ranks (traffic.py)."""
 
     processor_s: float
     written: int
@@ -129,8 +129,8 @@ def _lives(before: Sample, now: Sample, seconds: float) -> bool:
 
 
 def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[Rank], frozenset[Rank]]:
-    """(ranks to end, ranks that the others wait for and that are busy). Who waits for a busy rank is not to blame, nor who
-    may do so for all that can be read of it."""
+    """(ranks to end, ranks that the others wait for and that are busy). A rank that waits for a busy one is not to blame, nor
+    one that may do so for all that can be read of it."""
     if verdict.stopped:
         return verdict.stopped, frozenset()
     apart = stacks.outliers(groups)

@@ -2,7 +2,7 @@
 
     sources ─► Waits: what, of which process ─► a look every second ─► told of every ten ─► late: `late(why)`
 
-The sources answer what is waited for now, so that nothing has to be taken back. Who is late is life.py's to say; who lives is
+The sources answer what is waited for now, so that nothing has to be taken back. Life.py says who is late; who lives is
 told of and waited for. While nothing is waited for nothing is looked at. Ranks that have joined are asked, by job_hangs.py.
 """
 

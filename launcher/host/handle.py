@@ -1,6 +1,6 @@
 """A process that may be signalled, and no other one that has come to have its number.
 
-Numbers come round within the hour on a small machine. Of the launcher only this file sends signals, and it proves first whose
+Numbers come round within the hour on a small machine. Only this file of the launcher sends signals, and it proves first whose
 number it is.
 """
 

@@ -78,7 +78,7 @@ def vitals(pid: int | None) -> Vitals | None:
 
 
 def processes() -> Iterator[tuple[int, Stat]]:
-    """Of all that there are, those that are over too. Some milliseconds on a host with a thousand."""
+    """Give all processes, those that are over too. Some milliseconds on a host with a thousand."""
     for name in os.listdir(PROC):
         if name.isdigit() and (found := _stat(int(name))) is not None:
             yield int(name), found

@@ -1,4 +1,4 @@
-"""What there is to tell within an agent: made first, given to everybody who has news, read by the one that decides.
+"""It takes the news within an agent: made first, given to everybody who has news, read by the one that decides.
 
 processes, other agents, watches, timers ─► EventSink ─► events, one after the other; reports and words, at once
 """

@@ -17,7 +17,7 @@ from odyssey.codec import Malformed
 from odyssey.errors import UsageError
 
 NAME = "events.jsonl"
-"""Of the log in its job's folder."""
+"""The log's name in its job's folder."""
 _TAIL_BYTES = 1 << 16
 
 
@@ -69,7 +69,7 @@ def events(log: Path) -> Iterator[Event]:
 
 
 def read(folder: Path) -> Log:
-    """Of a job, by its folder. Raises OSError."""
+    """Read a job's log, by its folder. Raises OSError."""
     found: list[Event] = []
     unknown: list[UnknownEvent] = []
     for entry in entries(folder / NAME):

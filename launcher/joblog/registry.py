@@ -52,7 +52,7 @@ def _prune(links: Path) -> None:
 
 
 def folders() -> list[Path]:
-    """Of all jobs that are known and still have their folder, the newest first; none for a user without a home."""
+    """Give the folders of all jobs that are known and still have one, the newest first; none for a user without a home."""
     try:
         links = directory()
     except FileNotFoundError:

@@ -84,7 +84,7 @@ class _Recorder:
         self._record("SUCCEEDED", None)  # of the agent, as torchrun means it: it has done its work
 
     def _record(self, state: str, rank: Rank | None, error: str | None = None) -> None:
-        """Of the agent where there is no rank."""
+        """Record the state of a rank, or of the agent where there is none."""
         from torch.distributed.elastic.events import record
         from torch.distributed.elastic.events.api import Event as TorchEvent
         from torch.distributed.elastic.events.api import EventSource

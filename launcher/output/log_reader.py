@@ -14,7 +14,7 @@ from launcher.output.log_files import KEPT, STREAMS
 from odyssey.codec import Count
 
 MAX_FILES = 1 << 16
-"""Of a folder: beyond that the oldest attempts are left out."""
+"""So many files of a folder are read: beyond that the oldest attempts are left out."""
 MAX_PIECE_BYTES = 1 << 18
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 

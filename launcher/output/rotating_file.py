@@ -3,8 +3,8 @@
     stdout.log.4194304     what came before, named by the place in the stream where it begins; may be empty
     stdout.log             the newest
 
-Who writes more than half of the limit within `WINDOW_S` writes what would be thrown away at once: of that only the end is
-written, when the time is over.
+A rank that writes more than half of the limit within `WINDOW_S` writes what would be thrown away at once: of that only the end
+is written, when the time is over.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Sink(Protocol):
 
 
 class Streams:
-    """Of all ranks. `logs_of(assignment, variables)`: where they go; `output(rank, 'stdout' or 'stderr', data)`: what goes
-    to the display instead of the terminal; `complain`: tells people."""
+    """The streams of all ranks. `logs_of(assignment, variables)`: where they go; `output(rank, 'stdout' or 'stderr', data)`:
+    what goes to the display instead of the terminal; `complain`: tells people."""
 
     def __init__(
         self,
@@ -216,7 +216,8 @@ class Streams:
 
 
 class RankStreams:
-    """Of one process. `descriptors`: what it gets as its standard input, output and error; ours until `close_theirs`."""
+    """The streams of one process. `descriptors`: what it gets as its standard input, output and error; ours until
+    `close_theirs`."""
 
     def __init__(self, loop: Loop, closed: Callable[[RankStreams], None]) -> None:
         self.descriptors = [0, 1, 2]
@@ -359,7 +360,7 @@ def _waiting(fd: int) -> int:
 
 
 def _terminal_settings() -> Any:
-    """Of standard input, to be restored; None where it is no terminal."""
+    """Give those of standard input, to be restored; None where it is no terminal."""
     try:
         return termios.tcgetattr(0)
     except (termios.error, OSError):

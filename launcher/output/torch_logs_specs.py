@@ -65,7 +65,7 @@ class CustomLogs:
         self._logs: dict[int, RankLogs] = {}
 
     def logs_of(self, assignment: RankAssignment, variables: dict[str, str]) -> RankLogs:
-        """Of a rank that is to have these variables. Raises OdysseyError if the class does."""
+        """Give the logs of a rank that is to have these variables. Raises OdysseyError if the class does."""
         if assignment.attempt != self._attempt:
             self._ask(assignment, variables)
             self._attempt = assignment.attempt

@@ -41,7 +41,7 @@ class _Running:
     _crowded: float | None = None
 
     def crowded(self, profile: Profile, node_of: Mapping[Worker, int]) -> float:
-        """Of its timeline (perfmodel/step/simulate.py)."""
+        """How much its timeline is crowded (perfmodel/step/simulate.py)."""
         from perfmodel.step.timeline import timeline_of
 
         if self._crowded is None:

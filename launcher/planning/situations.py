@@ -110,7 +110,7 @@ class PlanSearch:
         self._only = only(options.strategy)
         self._process: precompute.Process | None = None
         self._number = self._since = 0
-        """Of the newest Ask, and of the first one about this subject."""
+        """The numbers of the newest Ask, and of the first one about this subject."""
         self._subject: tuple[Plan, tuple[Worker, ...], bool, dict[Worker, float]] | None = None
         """What the answers are for: the plan in force, who lives, whether the lost may come back, who is slow."""
         self._answers: dict[bytes, precompute.Answer] = {}
@@ -231,7 +231,7 @@ class PlanSearch:
 
 
 def _without_loss(plan: Plan, members: tuple[Worker, ...], slow: dict[Worker, float], *, can_restart: bool = False) -> Propose:
-    """What is in force, with everybody alive. Who holds what is left out: it is what the plan says."""
+    """What is in force, with everybody alive. It leaves out who holds what: that is what the plan says."""
     return Propose(plan.generation, plan.step, plan, members, (), (), {}, slow=slow, can_restart=can_restart)
 
 

@@ -162,7 +162,7 @@ class Environments:
         return self._timer_file.path
 
     def of(self, assignment: RankAssignment) -> dict[str, str]:
-        """Of a rank that starts now, but for where it writes."""
+        """Give the variables of a rank that starts now, but for where it writes."""
         return (
             dict(self._defaults)
             | for_rank(

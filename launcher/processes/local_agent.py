@@ -28,8 +28,8 @@ from odyssey.errors import OdysseyError
 from odyssey.plan.worker import Rank
 
 OTHERS_S = 1.0
-"""For a signal that is sent to all processes of a job to come to every host. Who acts upon it at once where it came first has
-ranks elsewhere told to end, which then are told again by whoever sends it."""
+"""For a signal that is sent to all processes of a job to come to every host. An agent that acts upon it at once where it came
+first has ranks elsewhere told to end, which then are told again by whoever sends it."""
 
 
 LINGER_S = 2.0
@@ -183,7 +183,7 @@ class LocalAgent:
             limit.cancel()
 
     def become(self, role: Role) -> None:
-        """This agent does something else from now on. Who did it before is not closed."""
+        """This agent does something else from now on. What it was before is not closed."""
         self._role = role
         self.sink.read_by(role)
 

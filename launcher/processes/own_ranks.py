@@ -22,13 +22,13 @@ class OwnRanks:
         self._reading: WorkerThread[dict[Rank, Stack]] | None = None
 
     def pids(self, ranks: Iterable[Rank]) -> dict[Rank, int]:
-        """Of those that live."""
+        """Give the pids of those that live."""
         found = {rank: self._processes.pid_here(rank) for rank in ranks}
         return {rank: pid for rank, pid in found.items() if pid is not None}
 
     def samples(self, ranks: Iterable[Rank], elsewhere: Collection[str]) -> dict[Rank, Sample]:
-        """Of those that live; none of who stands still because this agent has it do so. `elsewhere`: addresses of the hosts of
-        other ranks."""
+        """Give samples of those that live; none of one that stands still because this agent has it do so. `elsewhere`:
+        addresses of the hosts of other ranks."""
         here = self._processes.ranks
         pids = self.pids(rank for rank in ranks if rank in here and here[rank].handle not in self._processes.stillness)
         exchanged = between_ranks(self.pids(self._processes.ranks), self._processes.environments.store.port, elsewhere)

@@ -180,8 +180,8 @@ def imports_for(options: RunOptions) -> list[str]:
 
 
 def arguments_for(options: RunOptions, assignment: RankAssignment) -> tuple[str, ...]:
-    """Of the script, with what differs between ranks put in: `${local_rank}`, as torchrun does it (`$$` is a dollar sign),
-    and `--local-rank` if it is to be passed."""
+    """Give the script's arguments, with what differs between ranks put in: `${local_rank}`, as torchrun does it (`$$` is a
+    dollar sign), and `--local-rank` if it is to be passed."""
     given = options.arguments
     if options.passes_local_rank:
         given = ("--local-rank=${local_rank}", *given)

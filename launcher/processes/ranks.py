@@ -305,7 +305,7 @@ class Processes:
 
 
 def _diagnostics(streams: Streams, process: RankProcess, status: int) -> Diagnostics:
-    """What a lost rank has left. Of an exception that it has told itself, and of SIGKILL, there is no more to learn."""
+    """What a lost rank has left. There is no more to learn of an exception that it has told itself, and of SIGKILL."""
     path = streams.stderr_log(process.rank)
     if process.has_failed or status in (-signal.SIGKILL, -signal.SIGTERM):
         recorded = process.error_file if process.has_failed and read_error_file(process.error_file) is not None else ""

@@ -20,7 +20,7 @@ SOURCE = Path(__file__).with_name("plain.py")
 
 
 def compiled_name(source: bytes) -> str:
-    """Of the module that is compiled from it, in this package."""
+    """Name the module that is compiled from it, in this package."""
     return f"_compiled_{hashlib.sha256(source).hexdigest()[:16]}"
 
 

@@ -337,7 +337,7 @@ class Walk:
         return cost.of_input_s if kind == I else cost.of_weight_s
 
     def finish(self, row: Walker, op: int, now: float, ready: list[int]) -> None:
-        """The next op of a row ends: count what it keeps and frees, send what it gives. Who waits for that becomes ready."""
+        """The next op of a row ends: count what it keeps and frees, send what it gives. What waits for that becomes ready."""
         task, kind = op >> 2, op & 3
         cost = self.costs[task]
         row.position += 1

@@ -68,7 +68,7 @@ class Model:
     """What a step changes beside what optimizers do."""
     loss_scale = LossScale()
     replay = Replay()
-    """Of the units that others did before this rank came."""
+    """The replay of the units that others did before this rank came."""
     peers = Peers()
     n_shards = 0
     """See ModelSpec."""
@@ -126,12 +126,12 @@ class Model:
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """Of the parameters that are numbers."""
+        """The dtypes of the parameters that are numbers."""
         return {p.dtype for layer in self.layers for p in layer.parameters() if p.dtype.is_floating_point}
 
     @property
     def built_bytes(self) -> int:
-        """Of the parameters and buffers in memory now."""
+        """The bytes of the parameters and buffers in memory now."""
         tensors = [part_of(t) for layer in self.layers for t in (*layer.parameters(), *layer.buffers()) if t.device != META]
         return sum(t.untyped_storage().nbytes() for t in {t.data_ptr(): t for t in tensors}.values())
 

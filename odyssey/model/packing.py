@@ -47,7 +47,7 @@ def pack(state: Any) -> Packed:
 
 
 def _pieces(tensors: Iterable[torch.Tensor], size_bytes: int, piece_bytes: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Of the flat row of these tensors, on `device`."""
+    """Cut the flat row of these tensors into pieces, on `device`."""
     parts = (part for tensor in tensors for part in _padded(tensor))
     part = nothing = torch.empty(0, dtype=torch.uint8)
     for start in range(0, size_bytes, piece_bytes):
@@ -144,7 +144,7 @@ def digest_bytes(flat: torch.Tensor) -> int:
 def digest(state: Any) -> str:
     """Hex digest of a nesting of tensors and plain values: equal for equal values, wherever and however they came about.
 
-    Of values that are neither tensors nor numbers, strings or None only the type counts.
+    Only the type counts of values that are neither tensors nor numbers, strings or None.
     """
     facts: list[tuple[str, str]] = []
     tensors: list[torch.Tensor] = []

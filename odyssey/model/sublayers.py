@@ -27,7 +27,7 @@ class Sublayers(NamedTuple):
 
 
 def sublayers(layer: nn.Module, names: Names) -> Sublayers:
-    """Of each module in the layer that has both. Nothing where none has."""
+    """Find those of each module in the layer that has both; nothing where none has."""
     attention: dict[nn.Module, None] = {}
     feed_forward: dict[nn.Module, None] = {}
     for module in layer.modules():

@@ -58,7 +58,7 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Of the stages that have one."""
+        """The workers of the stages that have one."""
         return tuple(worker for worker in map(_WORKER, self.stages) if worker is not None)
 
     @property

@@ -81,7 +81,8 @@ def _where(pipeline: int, stage: int) -> str:
 
 
 def _sample_problems(plan: Plan) -> Iterator[str]:
-    """Of a plan that cuts micro-batches. Pipelines have the step's samples one after the other, so that none is twice."""
+    """Find those of a plan that cuts micro-batches. Pipelines have the step's samples one after the other, so that none is
+    twice."""
     if not plan.is_cut:
         return
     n_samples = 0

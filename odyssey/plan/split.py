@@ -17,7 +17,7 @@ from odyssey.plan.plan import LayerWork, Plan, Work
 
 Ranges = tuple[tuple[int, int], ...]
 Orders = tuple[list[int], ...]
-"""Of a pipeline's stages: `4 * (j * n_stages + stage) + kind` for the `j`th of its micro-batches."""
+"""The orders of a pipeline's stages: `4 * (j * n_stages + stage) + kind` for the `j`th of its micro-batches."""
 
 
 def split_orders(plan: Plan, pipeline: int) -> Orders:

@@ -26,7 +26,7 @@ NO_RESIDUAL = "the residual connection around its attention is within what is ca
 
 
 def approximate_cost(module: nn.Module, value: Any, low_rank: LowRank, job_spec: JobSpec) -> ApproximateCost | str:
-    """Of one layer and one micro-batch; `value`: what the layer is given."""
+    """Measure it for one layer and one micro-batch; `value`: what the layer is given."""
     its = sublayers(module, job_spec.sublayers)
     if not any(its):
         return NO_SUBLAYERS

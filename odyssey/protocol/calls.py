@@ -53,7 +53,7 @@ N_CODE = 4
 
 
 def difference(units: Mapping[Rank, Unit]) -> str | None:
-    """Of ranks' units, those that cannot meet, in words: `rank 0 called save(), rank 1 steps(): all ranks must call it`."""
+    """Say which of the ranks' units cannot meet: `rank 0 called save(), rank 1 steps(): all ranks must call it`."""
     by_position: dict[Position, dict[str, list[Rank]]] = {}
     for rank, unit in sorted(units.items()):
         by_position.setdefault(unit.position, {}).setdefault(unit.kind, []).append(rank)

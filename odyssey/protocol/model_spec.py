@@ -31,7 +31,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     work; more: layer i is shard i of it, and each rank has one. 0: these are the layers of a Job.
     `replicas`: no Job, but a script with a loop of its own, whose ranks each have the whole model. It is one layer here.
     `n_samples`: 0 of data that can only be iterated over. By `stream`, a digest, they begin with the same samples then, and are
-    divided alike. Of other data it is a digest of the script's own order, if it has one.
+    divided alike. For other data it is a digest of the script's own order, if it has one.
     """
 
     layers: tuple[LayerSpec, ...]

@@ -61,7 +61,7 @@ def position_after(result: Result) -> Position:
 
 
 def is_next(result: Result, before: Result | None) -> bool:
-    """Whether the unit follows `before`; any does where there is none before. Of replicas only some are told of."""
+    """Whether the unit follows `before`; any does where there is none before. Only some units of replicas are told of."""
     if before is None:
         return True
     end = position_after(before)

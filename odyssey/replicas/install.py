@@ -27,7 +27,7 @@ def autoload() -> None:
 
 
 def install_if_asked() -> None:
-    """Whoever has started this process says so in its environment."""
+    """Install it where the environment of this process says so."""
     if os.environ.get(ON_LOSS) in GOES_ON:
         install()
 

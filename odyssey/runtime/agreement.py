@@ -28,7 +28,7 @@ def agree(runner: Runner, unit: Unit, at: str, values: Sequence[float]) -> list[
     n_summed = N_DRAIN + N_VALUES
     fits = len(values) <= n_summed
     here = [*values, *[0.0] * (n_summed - len(values))] if fits else [0.0] * n_summed
-    # As long as it takes: another rank may be in the script's own code. Who hangs is the agent's to find.
+    # As long as it takes: another rank may be in the script's own code. The agent finds who hangs.
     sums = _sum(groups, [*here, *unit.code, *(untold(1) if fits else told((len(values),)))])
     if sums[n_summed : n_summed + N_CODE] != [part * len(ranks) for part in unit.code]:
         units = torch.zeros((len(ranks), N_CODE), dtype=torch.float64)

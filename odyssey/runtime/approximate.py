@@ -190,7 +190,7 @@ class Healthy:
                     self._scaled += [(parameter, plan.global_batch / n_healthy) for parameter in parameters]
 
     def scale(self) -> None:
-        """Of gradients that have been summed: the mean of the healthy samples in the place of that of all."""
+        """Put into gradients that have been summed the mean of the healthy samples in the place of that of all."""
         for parameter, factor in self._scaled:
             assert parameter.grad is not None, "summed in place"
             parameter.grad.mul_(factor)

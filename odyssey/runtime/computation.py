@@ -95,7 +95,7 @@ class Try:
 
 
 class Computation:
-    """Of one generation on one rank."""
+    """What one rank computes in one generation."""
 
     def __init__(
         self, plan: Plan, worker: Worker, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
@@ -261,7 +261,7 @@ class Computation:
                 self._complete(op, attempt, piece)
 
     def _complete(self, op: Compute, attempt: Try, piece: Piece) -> None:
-        """`op` adds no more to the gradients of a piece's layers. Of the stage's first piece the program itself tells."""
+        """`op` adds no more to the gradients of a piece's layers. The program itself tells of the stage's first piece."""
         if piece.layers.start > attempt.plan.layer_range(op.micro_batch, op.stage).first:
             attempt.reductions.behind(op, piece.layers.start)
 

@@ -157,7 +157,7 @@ class Control:
                 self._orders.put(order)
 
     def _hear(self, step: Callable[[Phase], Phase], *, keeps_ahead: bool = False) -> None:
-        """Of a Pause or a Drain: what it ends is ended now."""
+        """Take a Pause or a Drain: what it ends is ended now."""
         with self._lock:
             heard = step(self._phase)
             if heard.generation != self._phase.generation:

@@ -133,7 +133,7 @@ class Engine:
         return found / self.model.loss_scale.value**2 if math.isfinite(found) else math.inf
 
     def _exchange_snapshots(self, step: int) -> None:
-        """Of the splits of which this worker reads the first sample of the step."""
+        """Exchange those of the splits of which this worker reads the first sample of the step."""
         if (snapshots := self._data.snapshots) is not None and is_due(step):
             plan = self.plan
             mine = [plan.samples.positions(k) for k in range(plan.n_micro_batches) if reader(plan, k) == self.worker]

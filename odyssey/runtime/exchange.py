@@ -21,7 +21,7 @@ from odyssey.runtime.groups import Groups, Way
 
 
 class Exchange:
-    """Of one try of one step on one worker."""
+    """What one worker sends and receives in one try of one step."""
 
     def __init__(self, plan: Plan, groups: Groups, expectations: Expectations, program: Iterable[Op]) -> None:
         self._plan = plan

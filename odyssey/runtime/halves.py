@@ -102,7 +102,7 @@ def backward_weight(groups: Iterable[WeightGradients]) -> None:
 
 
 def _parents(roots: Iterable[Node]) -> dict[Node, list[Node]]:
-    """Of each node of the graph: those that hand it gradients."""
+    """For each node of the graph, those that hand it gradients."""
     parents: dict[Node, list[Node]] = {root: [] for root in roots}
     rest = list(parents)
     while rest:

@@ -93,8 +93,8 @@ class Introductions:
 class GlooStore(Store):
     """What Gloo takes for the store of one group: each member puts in where it listens, under its place, and reads all others'.
 
-    `ranks`: of the members. Who they are reached at tells `connections` which ones will be the group's. `tokens`, `cards`: of
-    them.
+    `ranks`: of the members. The addresses at which they are reached tell `connections` which ones will be the group's.
+    `tokens`, `cards`: of them.
     """
 
     def __init__(

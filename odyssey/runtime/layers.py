@@ -46,7 +46,7 @@ class Layers:
 
     @property
     def device(self) -> torch.device:
-        """Of the model."""
+        """The model's device."""
         return self.model.device
 
     @property

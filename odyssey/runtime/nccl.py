@@ -32,7 +32,7 @@ minutes later, in generations that have nothing to do with it."""
 BESIDE_KERNELS = {"CUDA_MODULE_LOADING": "EAGER", "NCCL_RUNTIME_CONNECT": "0"}
 """How a rank computes while it waits for others in a kernel of NCCL. By default CUDA loads a kernel when it is first run, and
 waits for all that are running; and NCCL connects for an algorithm at the first operation that takes it, which waits for the
-others. Of ranks that wait for each other none goes on then."""
+others. No rank that waits for another one goes on then."""
 LOOK_S = 0.0002
 _aborts: set[threading.Thread] = set()
 

@@ -1,7 +1,7 @@
 """The memory of other ranks of this host, read as it lies there: one copy by the kernel, where two sockets make several.
 
 A rank has a card that says where it runs and where a secret of its own lies in its memory; its agents hand that out with where
-it listens. Who finds the secret there has found the very process, and may read it. What it is to read later, address by
+it listens. A rank that finds the secret there has found the very process, and may read it. What it is to read later, address by
 address, comes on a connection at which the two have proved themselves (peers.py), and a digest proves what was read.
 
 It is not always allowed: by the kernel's own rules for who may look into a process, by a container's filter, between

@@ -88,7 +88,7 @@ class Prefetcher:
 
     @property
     def snapshots(self) -> Snapshots | None:
-        """Of the data, if they give any."""
+        """Those of the data, if they give any."""
         return self._source.snapshots
 
     def want(self, step: int, micro_batches: Sequence[range], then: Sequence[range] | None = None) -> None:

@@ -10,7 +10,7 @@ from odyssey.plan.worker import Rank
 from odyssey.protocol.reports import StepTimes
 
 RECORDED_STEP = 3
-"""Of those that a generation has applied, counted from 1."""
+"""The step that is recorded, of those that a generation has applied, counted from 1."""
 
 
 class Recorder:

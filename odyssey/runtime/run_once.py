@@ -47,7 +47,7 @@ class Once:
         return (0.0,)
 
     def _runner(self, engine: Engine) -> Worker | None:
-        """Who does it; nobody if somebody has."""
+        """The worker that does it; None if somebody has."""
         groups = engine.groups
         members, n = groups.needs.members, len(groups.needs.members)
         facts = torch.zeros(2 * n, dtype=torch.float64)

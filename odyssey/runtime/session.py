@@ -79,7 +79,7 @@ class Session(Generic[R]):
         phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
         self._building = Building(link, self.worker, state.device)
         self.runner: R | None = None
-        """Of the newest generation; None before the first."""
+        """That of the newest generation; None before the first."""
         self._control: Control = Control(
             link, phase, state, lambda: None if self.runner is None else self.runner.now, self._building.groups_for
         )
@@ -115,7 +115,7 @@ class Session(Generic[R]):
 
     @property
     def position(self) -> Position:
-        """Of the next unit that is run, or of the one at hand."""
+        """The position of the next unit that is run, or of the one at hand."""
         return self._control.phase.position
 
     @property
@@ -125,7 +125,8 @@ class Session(Generic[R]):
 
     @property
     def leader(self) -> Rank | None:
-        """Who speaks for the last unit: the leader of the plan that it ran under, even if that rank is lost meanwhile.
+        """The rank that speaks for the last unit: the leader of the plan that it ran under, even if that rank is lost
+        meanwhile.
 
         So no two ranks ever speak for one unit. None after a unit that this rank has only replayed.
         """

@@ -19,7 +19,8 @@ from odyssey.runtime.groups import Groups
 EVERY = 4
 """Steps. An exchange takes two small reductions."""
 MAX_STATE_BYTES = 1 << 20
-"""Of a split. What is larger, as it has samples in it, is not exchanged: ranks would spend their time on it."""
+"""The most that the state of a split may have. What is larger, as it has samples in it, is not exchanged: ranks would spend
+their time on it."""
 
 
 class Snapshot(NamedTuple):
@@ -65,7 +66,7 @@ class Snapshots:
         """`starts`: where each split begins in the positions of a step."""
         self._starts = starts
         self._told: dict[tuple[int, int], Snapshot] = {}
-        """By split and step. Whoever reads adds to it, in a thread of its own."""
+        """By split and step. The reader adds to it, in a thread of its own."""
         self._exchanged: dict[int, Snapshot] = {}
         self._exchanged_at = 0
         self.shared: dict[int, Snapshot] = {}

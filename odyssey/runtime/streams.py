@@ -190,7 +190,7 @@ class Split:
 
     @contextmanager
     def _noted(self, call: str) -> Iterator[None]:
-        """An exception of the script's says where it was. Who asks again begins anew."""
+        """An exception of the script's says where it was. Reading begins anew where it is asked for again."""
         try:
             yield
         except Exception as error:

@@ -14,7 +14,7 @@ from odyssey_cli.check.report import Link, Seen
 from odyssey_cli.display import quantities
 
 NARROW = 0.5
-"""Of what the median host reaches: one connection over a shared switch varies by some tens of per cent."""
+"""The part of what the median host reaches: one connection over a shared switch varies by some tens of per cent."""
 FAR, FAR_S = 3.0, 0.0005
 """Times what the median host reaches, and seconds beyond it: another switch adds microseconds, a busy host more."""
 NARROWEST = 100e6

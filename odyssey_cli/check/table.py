@@ -15,7 +15,7 @@ from odyssey_cli.check.report import Checked, Seen
 from odyssey_cli.display.fitted_table import FittedTable
 
 WIDEST = 32
-"""Of a model's name."""
+"""So much of a model's name is shown."""
 _PADDING = re.compile(r"\((R|TM)\)|\b(Processor|CPU)\b ?", re.IGNORECASE)
 _STYLES = {Level.BAD: "bold red", Level.WARNING: "yellow", Level.NOTE: "dim"}
 

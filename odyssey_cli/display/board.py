@@ -75,7 +75,7 @@ class Recovery:
     lost_s: float | None = None
     """From the last committed step before to the first one after, less one step: what the loss cost."""
     detect_s: float | None = None
-    """Of a rank that hung: from the last committed step, less one step, until it was taken for lost."""
+    """How long a rank hung: from the last committed step, less one step, until it was taken for lost."""
 
     @property
     def predicted_before(self) -> float | None:
@@ -112,7 +112,7 @@ class Board:
     generation: int = 0
     plan: Plan | None = None
     fidelity: str = ""
-    """Of its gradients, in words, where there is something to say."""
+    """How exact its gradients are, in words, where they are not."""
     profile: Profile | None = None
     running: bool = False
     ranks: dict[Rank, RankState] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Board:
     step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=N_RECENT))
     """From one committed step to the next of the same generation: the last ones."""
     n_approximate: int = 0
-    """Of these, those with approximate gradients."""
+    """How many of these had approximate gradients."""
     loss: float | None = None
     step_s: float | None = None
     attempt: int = 0
@@ -135,7 +135,7 @@ class Board:
     stalled: frozenset[Rank] = frozenset()
     recoveries: list[Recovery] = field(default_factory=list)
     changes: list[tuple[Draining, float]] = field(default_factory=list)
-    """Of those that are done, ranks that were taken in or have left, and how long all stood still for it, in seconds."""
+    """Those that are done: ranks that were taken in or have left, and how long all stood still for it, in seconds."""
     leaving: set[Rank] = field(default_factory=set)
     """Ranks that a plan does without because they leave: their end is no loss."""
     _draining: Draining | None = None
@@ -165,7 +165,7 @@ class Board:
 
     @property
     def planned_ahead(self) -> str:
-        """Of the losses so far, how many there was a plan for before they came: `planned ahead: 3 of 4`; empty without any."""
+        """How many of the losses so far had a plan before they came: `planned ahead: 3 of 4`; empty without any."""
         asked = [recovery.proposed.ahead for recovery in self.recoveries if recovery.lost and recovery.proposed is not None]
         return f"planned ahead: {sum(asked)} of {len(asked)}" if asked else ""
 

@@ -13,7 +13,7 @@ from perfmodel.profile.profile import Cluster
 from strategies.situation import Candidate, Objective, Outlook
 
 Columns = list[list[str]]
-"""Of a table, each with its name first."""
+"""A table's columns, each with its name first."""
 LEAST_LAYOUT = 10
 _LEAST = ("memory", "next loss costs", "transition", "rate")
 """Columns that go first where there is too little room."""
@@ -29,8 +29,8 @@ def candidate_table(
     with_reasons: bool = True,
     ascii_only: bool = False,
 ) -> Table:
-    """One row a candidate, the best first; the chosen one is marked, and those that tie with the best. Of those that read the
-    same, of one strategy with one form of layout, the best stands for the others.
+    """One row a candidate, the best first; the chosen one is marked, and those that tie with the best. Among those that read
+    the same, of one strategy with one form of layout, the best stands for the others.
 
     `now_samples_per_s`: the throughput before the loss, to which `rate` is relative. Spreads are beside the numbers where
     `width` has room for them. `with_reasons`: a last column with the reasons, cut to the width; `reasons` gives them whole.
@@ -160,7 +160,7 @@ def reasons(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bo
 
 
 def row_mark(candidate: Candidate, *, is_chosen: bool, ascii_only: bool = False) -> Text:
-    """Of the chosen one, and of those as good as the best as far as prices can tell."""
+    """Mark the chosen one, and those that are as good as the best as far as prices can tell."""
     if is_chosen:
         return Text(">" if ascii_only else "▸", style="green")
     return Text(_tie(ascii_only) if candidate.is_tie else "", style="dim")

@@ -19,5 +19,5 @@ def fidelity(before: Plan | None, plan: Plan) -> str:
 
 
 def share(n_approximate: int, n_steps: int) -> str:
-    """Of the steps of a job."""
+    """Say which part of a job's steps it was."""
     return f"gradients were approximate in {n_approximate} of {quantities.plural(n_steps, 'step')}"

@@ -1,7 +1,7 @@
 """The ranks' own output, cut into whole lines, so that lines of different ranks never mix.
 
 Bytes arrive in pieces of any size. A line is given out when its newline has come; what is left is given out at the
-end of the job. Of a line that was redrawn with carriage returns (progress bars) only the last state is shown.
+end of the job. A line that was redrawn with carriage returns (progress bars) is shown in its last state only.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import sys
 from rich.console import Console
 
 _COLUMNS = 110
-"""Of what is no terminal and says nothing of its width."""
+"""The width of what is no terminal and does not tell its own."""
 
 
 def page() -> Console:

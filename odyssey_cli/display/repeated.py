@@ -33,7 +33,7 @@ class Repeated:
         """The first rank that has printed this traceback."""
 
     def take(self, lines: Iterable[Line]) -> list[Line]:
-        """Of `lines`, as (rank, text), those to be shown at once."""
+        """Give those of `lines`, as (rank, text), that are to be shown at once."""
         shown = []
         for rank, text in lines:
             if rank not in self._held and _PREFIX.sub("", text) != _FIRST:

@@ -37,7 +37,7 @@ RETRY_S = 5.0
 
 
 def logs(name: str | None, *, rank: Rank | None, follow: bool) -> ExitCode:
-    """Print the output of all ranks, or of one. Of several each line tells whose it is."""
+    """Print the output of all ranks, or of one. Each line tells whose it is where there are several."""
     job = find.find(name)
     tail = LogTail(job, rank)
     try:
@@ -81,7 +81,7 @@ def _follow(agent: int, job: FoundJob, tail: LogTail) -> None:
 
 
 class Source(Protocol):
-    """Of one agent's files. `problem`: why they cannot be read, for people; empty where they can."""
+    """It reads one agent's files. `problem`: why they cannot be read, for people; empty where they can."""
 
     problem: str
 
@@ -265,8 +265,8 @@ class LogTail:
 
 
 def _folders_of(job: FoundJob) -> dict[int, Path]:
-    """Of the job's agents, by their numbers, as far as they are seen from here: beside this one, where hosts share them, and
-    beside the one with which the job began."""
+    """Give the folders of the job's agents, by their numbers, as far as they are seen from here: beside this one, where hosts
+    share them, and beside the one with which the job began."""
     assert job.owner is not None
     found = {job.owner.number: job.folder}
     for beside in {job.folder.parent, Path(job.started.folder).parent}:

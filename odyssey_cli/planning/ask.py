@@ -20,7 +20,7 @@ from strategies.search.next_loss import cost_s, with_next_losses
 from strategies.situation import Aim, Candidate, Outlook, Situation
 
 HORIZON_S = 86400.0
-"""How far ahead failures are counted where nothing is said: until what is lost is back. Of InfiniteHBD's repairs half take less
+"""How far ahead failures are counted where nothing is said: until what is lost is back. Half of InfiniteHBD's repairs take less
 than 0.85 days (arXiv 2502.03885)."""
 
 

@@ -51,7 +51,7 @@ def plan(request: PlanRequest) -> int:
 
 
 def _answer(request: PlanRequest, found: source.Source, answer: Answer) -> int:
-    """Of what is done after losses, with its pictures."""
+    """Show what is done after losses, and draw its pictures."""
     if request.json:
         sys.stdout.buffer.write(to_json(answer) + b"\n")
     else:
@@ -70,7 +70,7 @@ def _answer(request: PlanRequest, found: source.Source, answer: Answer) -> int:
 
 
 def _check_together(request: PlanRequest) -> None:
-    """Options that ask another question than `--layouts` or `--spares`, and what they have no meaning for. Who comes may come
+    """Options that ask another question than `--layouts` or `--spares`, and what they have no meaning for. Ranks may come
     after what is lost."""
     if request.json and request.timeline:
         raise UsageError("--json and --timeline exclude each other", "--trace FILE writes the timeline as JSON")

@@ -64,7 +64,7 @@ class Source(msgspec.Struct, frozen=True):
         return self.world.started.aim if self.world is not None and self.world.started is not None else Aim()
 
     def expected_change(self, mtbf_s: float | None, failure_rate: float | None) -> ExpectedChange:
-        """Of the next loss: as asked for, or as the job was told and its log says."""
+        """When the next loss is expected: as asked for, or as the job was told and its log says."""
         if self.world is None or self.world.started is None:
             return seconds_to_change(0, 0.0, self.n_nodes, mtbf_s=mtbf_s, per_node_day=failure_rate)
         told = self.world.started

@@ -74,7 +74,7 @@ class Spares(msgspec.Struct, frozen=True):
 
     @property
     def best(self) -> Spare | None:
-        """Of those held back, the one with the most useful work; of equal ones the first."""
+        """The one of those held back with the most useful work; the first of equal ones."""
         able = [(spare.start.prospect.samples_per_s, spare) for spare in self.held_back if spare.start is not None]
         return max(able, key=lambda row: row[0], default=(0.0, None))[1]
 
@@ -148,7 +148,7 @@ def ask_spares(
 
 
 def _starts(situation: Situation, candidates: Sequence[Candidate], horizon_s: float, steps: Steps) -> list[Start]:
-    """Of candidates with plans."""
+    """Make them of candidates with plans."""
     rows = []
     for candidate, prospect in zip(candidates, lifetime_values(situation, candidates, horizon_s, steps), strict=True):
         plan, estimate = candidate.plan, candidate.estimate

@@ -132,7 +132,7 @@ def pages() -> dict[str, str]:
 
 
 def section(strategy: Strategy, worked: WorkedOut | None) -> str:
-    """What there is to say of a strategy. `worked`: its example, None where it has none."""
+    """Describe a strategy. `worked`: its example, None where it has none."""
     story = cleandoc(import_module(f"strategies.{strategy.name}").__doc__ or "")
     when = " and where ".join(text for moment, text in MOMENTS.items() if moment in strategy.answers)
     parts = [f"## {strategy.name}", f"**{strategy.summary}**", story, f"It is asked where {when}."]

@@ -28,7 +28,7 @@ from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.timeline.change import sentences
 
 PARTS = ("detect", "pause", "search", "spawn", "groups", "moves", "warm_up", "rest")
-"""Of a transition, as the performance model has them."""
+"""The parts of a transition, as the performance model has them."""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -45,11 +45,11 @@ class Generation(msgspec.Struct, frozen=True):
     predicted_transition: dict[str, float]
     transition: dict[str, float]
     change: tuple[str, ...] = ()
-    """Of the layout, in sentences."""
+    """How the layout changes, in sentences."""
 
     @property
     def predicted_transition_s(self) -> float:
-        """Of those parts of which it is known what they took."""
+        """The sum of those parts of which it is known what they took."""
         return sum(seconds for part, seconds in self.predicted_transition.items() if part in self.transition)
 
     @property

@@ -18,7 +18,7 @@ from odyssey.protocol.reports import Committed
 from odyssey_cli.display import quantities
 
 LEAST_SHARE = 0.01
-"""Of a step: less is no disturbance. One rank's wait is another one's too, so steps are longer by several times this."""
+"""A part of a step: less is no disturbance. One rank's wait is another one's too, so steps are longer by several times this."""
 
 
 class _Reading(msgspec.Struct, frozen=True):

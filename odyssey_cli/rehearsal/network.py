@@ -17,7 +17,7 @@ from odyssey.plan.worker import Worker
 from perfmodel.step.costs import Costs
 
 _SLOT = struct.Struct("dd")
-"""Of a host: when its interface is free to send, and to receive."""
+"""When a host's interface is free to send, and to receive."""
 
 
 class Interfaces:

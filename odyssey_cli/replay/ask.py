@@ -17,7 +17,7 @@ from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.traces import Trace
 
 N_BINS = 500
-"""Of the throughput over time in a file."""
+"""So many values of the throughput over time are in a file."""
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -23,9 +23,9 @@ import msgspec
 from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
 
 SHAPE = 0.6
-"""Of the Weibull distribution of gaps: the coefficient of variation of 0.6 is 1.76."""
+"""The shape of the Weibull distribution of gaps: the coefficient of variation of 0.6 is 1.76."""
 MEAN_OVER_MEDIAN = 5.5 / 0.85
-"""Of InfiniteHBD's repairs, days."""
+"""By InfiniteHBD's repairs, days."""
 MEAN_AT_ONCE = 2.1
 GROUP = 8
 """Nodes that an incident can take along."""

@@ -52,7 +52,7 @@ from strategies.search import best
 from strategies.situation import Aim
 
 RESTARTS = 1 << 20
-"""Of --max-restarts: as many as it takes."""
+"""What --max-restarts would allow: as many as it takes."""
 _NODE = Cause(CauseKind.AGENT, "its node was lost")
 _PROCESS = Cause(CauseKind.SIGNAL, "SIGKILL", -9)
 _NOT_STARTED = Cause(CauseKind.NOT_STARTED, "its node is gone")
@@ -70,8 +70,8 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class SimulatedJob:
-    """Of some nodes, numbered from 0 in the job. `running_since_s`: None while no step is made; `drains`: the step that is made
-    is the last one of this plan; `why_ended`: empty while it lives; `plan`: the one that runs, or is about to.
+    """A job on some nodes, numbered from 0 in the job. `running_since_s`: None while no step is made; `drains`: the step that
+    is made is the last one of this plan; `why_ended`: empty while it lives; `plan`: the one that runs, or is about to.
     """
 
     def __init__(self, setup: Setup, n_nodes: int, at_s: float, faults: dict[str, None], *, resumed: bool) -> None:

@@ -12,7 +12,7 @@ from strategies.situation import Situation
 
 
 class Starts:
-    """Of one job, on any number of its nodes."""
+    """How one job starts on any number of its nodes."""
 
     def __init__(self, setup: Setup, n_nodes: int, *, only_1f1b: bool = False) -> None:
         """`n_nodes`: for which the layout was asked for; other numbers of nodes get the best one. `only_1f1b`: as systems start
@@ -67,6 +67,6 @@ class Starts:
 
 
 def step_s(plan: Plan) -> float:
-    """Of a plan that the search has priced."""
+    """The step's price in a plan that the search has priced."""
     assert plan.estimate is not None
     return plan.estimate.step_s

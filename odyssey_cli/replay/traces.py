@@ -61,7 +61,7 @@ class Trace(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
     def cut(self, n_nodes: int, length_s: float | None = None) -> Trace:
-        """Of a job with `n_nodes` nodes, for `length_s` seconds at most: node i of the trace is node i of the job."""
+        """The trace of a job with `n_nodes` nodes, for `length_s` seconds at most: node i of the trace is node i of the job."""
         until = self.length_s if length_s is None else min(length_s, self.length_s)
         notes = self.notes
         if self.n_nodes > n_nodes:

@@ -15,8 +15,8 @@ from odyssey.errors import UsageError
 from odyssey_cli.slurm.hostlist import hosts
 
 PORTS = range(24000, 32761)
-"""Of endpoints: below those that the kernel hands out by itself, and apart from those at which leading agents listen beside
-them (launcher/cluster/links/addresses.py)."""
+"""The ports of endpoints: below those that the kernel hands out by itself, and apart from those at which leading agents listen
+beside them (launcher/cluster/links/addresses.py)."""
 _STEPS_APART, _RESTARTS_APART = 131, 7919
 """Ports of neighbours among jobs, and of a job's restarts, differ by these. The number of ports is a prime."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -52,7 +52,7 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def port(self) -> int:
-        """Of the endpoint: another one than that of other steps and jobs that may share a node."""
+        """The endpoint's port: another one than those of other steps and jobs that may share a node."""
         number = self.job_id * _STEPS_APART + self.step + self.restarts * _RESTARTS_APART
         return PORTS[number % len(PORTS)]
 
@@ -105,7 +105,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def _tasks_of(text: str, node: int) -> int:
-    """Of `2(x3),1`: node after node."""
+    """How many tasks a node has, by `2(x3),1`: node after node."""
     passed = 0
     for part in text.split(","):
         if (found := re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part, re.ASCII)) is None:

@@ -20,7 +20,7 @@ from odyssey_cli.display import quantities
 MOST_ROWS = 16
 """Pipelines of a panel: those that change come first."""
 MOST_SENTENCES = 6
-"""Of one kind."""
+"""So many of one kind are written out."""
 
 
 class Look(enum.StrEnum):

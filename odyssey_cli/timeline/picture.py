@@ -87,7 +87,7 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def longest_s(self) -> float:
-        """Of all panels; never 0, however little is done."""
+        """The longest of all panels; never 0, however little is done."""
         return max(1e-9, *(panel.step_s for panel in self.panels))
 
     @property
@@ -217,7 +217,7 @@ def _count(plan: Plan, pipelines: Collection[int]) -> str:
 def choose(plan: Plan, twin: Mapping[Worker, Worker], all_rows: int = ALL_ROWS) -> Choice:
     """All pipelines if they have at most `all_rows` rows; else one of each kind, the rest doing the same (`twin`).
 
-    Of kinds with more than `MOST_ROWS` rows first those that a loss has changed, and at least one.
+    Where a kind has more than `MOST_ROWS` rows first those that a loss has changed, and at least one.
     """
     everything = tuple(range(len(plan.pipelines)))
     if sum(len(pipeline.stages) for pipeline in plan.pipelines) <= all_rows:

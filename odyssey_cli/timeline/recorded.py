@@ -111,7 +111,7 @@ def _places(lost: Places, newly_lost: set[Rank], before: Plan | None, after: Pla
 def picture(
     title: str, shown: Iterable[Generation], how: str = "measured", *, with_prediction: bool = True, speed: float = 1.0
 ) -> Picture:
-    """Of each generation the step as predicted, as far as there is a profile, and below it the one recorded, if one was.
+    """Draw the step of each generation as predicted, as far as there is a profile, and below it as recorded, if one was.
 
     `how`: whether that was `measured` or `rehearsed`; `speed`: how many seconds of the picture pass in one of the log.
     """

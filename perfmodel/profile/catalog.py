@@ -28,7 +28,7 @@ from perfmodel.profile.profile import ANY_WAY, AllReduce, Cluster, LayerProfile,
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
-"""Of what there is a value each of in memory: layers and ranks."""
+"""A number of what takes a value each in memory: layers and ranks."""
 T = TypeVar("T")
 
 

@@ -124,7 +124,7 @@ def _halves_scale(by_layer: Mapping[int, Sequence[LayerCost]]) -> float:
 
 
 def _group_s(measured: Sequence[Measured]) -> float:
-    """Of building groups, what their members cost."""
+    """What members cost where groups are built."""
     return max(0.0, median(report.group_s for report in measured) - Recovery().groups_base_s)
 
 
@@ -161,7 +161,7 @@ def _layer(model: ModelSpec, index: int, costs: Sequence[LayerCost], crowded: fl
 
 
 def _approximate(costs: Sequence[ApproximateCost | str], crowded: float) -> ApproximateCost | str:
-    """Of a layer; where one has found that it has none, why."""
+    """That of a layer; where a rank has found that it has none, why."""
     known = [cost for cost in costs if not isinstance(cost, str)]
     if len(known) < len(costs):
         return next((cost for cost in costs if isinstance(cost, str) and cost), "")

@@ -33,7 +33,7 @@ TRANSITION = 0.18
 N_DEFAULT = 4
 """A default counts as if so many errors had been seen. A choice: after as many of its own a job believes both alike."""
 N_NEWEST = 16
-"""Of a job's own errors the newest so many count: a machine that others come to use is known after a while."""
+"""So many of a job's newest errors count: a machine that others come to use is known after a while."""
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -83,7 +83,8 @@ class Computations:
         self.walk = self._walk()
 
     def computed(self, stretch: Mapping[int, float] = _ALONE) -> dict[Worker, Computed]:
-        """Of a walk that has been played. `stretch`: ops that have taken so many times as long as alone.
+        """What each worker has computed in a walk that has been played. `stretch`: ops that have taken so many times as long as
+        alone.
 
         Raises PlanError if workers wait for each other.
         """
@@ -106,7 +107,7 @@ class Computations:
         return dict(zip(self.workers, map(of, self.walk.rows), strict=True))
 
     def arrival_s(self, op: Receive) -> float:
-        """Of a walk that has been played: when this was there."""
+        """When this was there in a walk that has been played."""
         if op.kind == "F":
             return self.walk.inputs[self._first_of[op.micro_batch] + op.stage + 1]
         return self.walk.gradients[self._first_of[op.micro_batch] + op.stage - 1]
@@ -181,7 +182,7 @@ class Computations:
         return found
 
     def _add_rows(self, rows: tuple[int, ...], n: int) -> None:
-        """Of so many micro-batches in a row."""
+        """Add those of so many micro-batches in a row."""
         tasks, channels = self._tasks, self._channels
         tasks.row += rows * n
         for a, b, way in ((0, 1, tasks.there), (1, 0, tasks.back)):

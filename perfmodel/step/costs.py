@@ -270,7 +270,7 @@ def _approximately(layer: LayerProfile) -> LayerProfile:
 
 
 def refresh_s(profile: Profile, layers: Iterable[int]) -> float:
-    """Of the singular vectors of these layers, once."""
+    """Price the singular vectors of these layers, once."""
     its = (profile.layers[layer].approximate for layer in layers)
     return sum(cost.refresh_s for cost in its if isinstance(cost, ApproximateCost))
 

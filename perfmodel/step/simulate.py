@@ -78,7 +78,7 @@ class Simulation:
             self._at(now + seconds, partial(self._end, row))
 
     def _end(self, row: int, now: float) -> None:
-        """The computation of a row ends. Who waits for what it sends goes on when that arrives."""
+        """The computation of a row ends. What waits for what it sends goes on when that arrives."""
         its, began_s, ready = self._walk.rows[row], self._began_s[row], list[int]()
         op = its.order[its.position]
         self.times[self.its.workers[row]].append((began_s, now))

@@ -2,7 +2,7 @@
 
 detect + pause + search + spawn (if any) + groups + moves + warm-up + rest
 
-Of a change that nothing has forced, the time from the end of a unit: nobody has been lost or paused, and the search is done and
+What a change takes that nothing has forced, from the end of a unit: nobody has been lost or paused, and the search is done and
 the groups are built while the job trains.
 """
 
@@ -39,7 +39,7 @@ def transition(plan: Plan, costs: Costs, search_s: float, whole: Set[SumOver] = 
 
 
 def warm_up_s(plan: Plan, costs: Costs, worker: Worker) -> float:
-    """Of one worker: with the first singular vectors, where its backward is approximate."""
+    """The warm-up of one worker: with the first singular vectors, where its backward is approximate."""
     vectors_s = refresh_s(costs.profile, plan.holds[worker]) if worker in plan.approximate else 0.0
     return costs.profile.recovery.warm_up_s + vectors_s
 

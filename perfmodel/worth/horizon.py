@@ -46,7 +46,7 @@ def spent(
     change_s: float,
     horizon_s: float,
 ) -> dict[T, Spent]:
-    """Of a job that begins with `start`, over so many seconds with a loss in every `change_s`.
+    """How a job spends its time that begins with `start`, over so many seconds with a loss in every `change_s`.
 
     `after`: where a loss that ends a stay leads, and with which chance; the job is over where nothing follows. Raises
     ValueError for more than `MOST_LOSSES`.

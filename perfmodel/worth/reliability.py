@@ -22,9 +22,9 @@ import msgspec
 PRIOR_PER_NODE_DAY = 0.0065
 """Losses per node-day: Meta RSC-1, 16,000 A100 (arXiv 2410.21680), in the middle of what is published (0.0008 to 0.04)."""
 WINDOW_S = 60.0
-"""Of the gaps between the faults of a cluster a tenth is below 8 s, a quarter below 47 min (InfiniteHBD, arXiv 2502.03885)."""
+"""A tenth of the gaps between the faults of a cluster is below 8 s, a quarter below 47 min (InfiniteHBD, arXiv 2502.03885)."""
 STEP, N_RATES = 4.0, 10
-"""Of the prior: up to 4^9 times the lowest rate, so that a loss a minute on one node is within it."""
+"""The rates of the prior: up to 4^9 times the lowest rate, so that a loss a minute on one node is within it."""
 _DAY_S = 86400.0
 
 

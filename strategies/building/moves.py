@@ -75,12 +75,12 @@ class _Sources:
         holders = situation.holders
         self._missing = [lack for lack in missing if lack[0] in holders]
         host = self._host = {target: costs.host(target) for _, target in self._missing}
-        """Of each target."""
+        """The host of each target."""
         self._anywhere: dict[int, _Heap] = {
             layer: [(0.0, worker) for worker in holders[layer][: len(missing)]]
             for layer in {layer for layer, _ in self._missing}
         }
-        """Of each layer no more holders than there are moves."""
+        """No more holders of each layer than there are moves."""
         places = {(layer, host[target]) for layer, target in self._missing}
         self._on_host = {
             place: [(0.0, worker) for worker in workers] for place in places if (workers := situation.near.holders(*place))
@@ -99,7 +99,7 @@ class _Sources:
         self._n_entered = 0
 
     def choose(self) -> list[Move]:
-        """Whoever passes a layer on stands behind the move that brings it."""
+        """A worker that passes a layer on stands behind the move that brings it."""
         busy, host, anywhere, on_host = self._busy, self._host, self._anywhere, self._on_host
         (near_s, far_s), lacks = self._costs.move_s, []
         for layer, target in self._missing:
@@ -130,7 +130,7 @@ class _Sources:
         return [move for move, _ in self._chosen]
 
     def _next(self, key: int | tuple[int, int], holders: _Heap, seconds: float) -> Worker | None:
-        """Of the holders one that has so much time before the busiest is done anyway: the least busy; of many in their turn."""
+        """One of the holders that has so much time before the busiest is done anyway: the least busy; many in their turn."""
         if len(self._missing) <= MOST_PLACED:
             worker = _least_busy(holders, self._busy)
             return worker if self._busy.get(worker, 0.0) + seconds <= self._bottleneck_s else None
@@ -171,7 +171,7 @@ class _Sources:
         return best[2], best[1]
 
     def _first_free(self, heap: _Heap, layer: int) -> Worker:
-        """Who of those that receive the layer has it, and time to pass it on, first."""
+        """The first of those that receive the layer to have it, and time to pass it on."""
         while True:
             known_s, worker = heap[0]
             free_s = max(self._busy[worker], self._has_at_s[layer, worker], self._passing_s.get(worker, 0.0))
@@ -267,7 +267,7 @@ class _Order:
         return tuple(self._chosen[i] for i in self._placed(self._busy))
 
     def best(self) -> tuple[tuple[Move, ...], float]:
-        """Of several the one that ends first, and when: whoever ends last in one is preferred in those that follow."""
+        """The one of several that ends first, and when: whoever ends last in one is preferred in those that follow."""
         weights = dict(self._busy)
         best, end_s = tuple(self._chosen), float("inf")
         for _ in range(max(1, min(MOST_ORDERS, MOST_ORDERED // len(self._chosen)))):

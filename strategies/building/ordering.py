@@ -61,8 +61,8 @@ def without_worker(stages: Sequence[Stage]) -> list[int]:
 
 
 class _Tasks:
-    """Of the pipelines `members`, those without workers first: the first micro-batch of each, the second of each, and so on.
-    `name`: stage and micro-batch."""
+    """The tasks of the pipelines `members`, those without workers first: the first micro-batch of each, the second of each, and
+    so on. `name`: stage and micro-batch."""
 
     def __init__(self, plan: Plan, costs: Costs, members: list[int], split: bool) -> None:
         self._costs, self._split = costs, split
@@ -98,7 +98,7 @@ class _Tasks:
         self.workers = list(rows)
 
     def orders(self, started: Sequence[int]) -> Iterator[ComputeOrder]:
-        """Of each worker."""
+        """The orders of each worker."""
         ops: list[list[Compute]] = [[] for _ in self.workers]
         for op in started:
             ops[self.row[op >> 2]].append(Compute(kernel.KINDS[op & 3], *self.name[op >> 2]))

@@ -134,7 +134,8 @@ def _regrouped(worth: PlacementScore, placed: Placed) -> Placed:
 
 
 def _hosts(worth: PlacementScore, least: Placed) -> list[Hosts]:
-    """Hosts of all stages, where pipelines keep to them, and stages to one or a few. Of few hosts the stages begin on any."""
+    """Hosts of all stages, where pipelines keep to them, and stages to one or a few. Where there are few hosts the stages begin
+    on any."""
     lengths = [len(row) for row in least.ranges]
     kept = _kept(worth, least) if worth.situation.plan is not None else {}
     together = pipelines_together(lengths, worth.rooms, kept)

@@ -33,7 +33,7 @@ NOT_AS_ASKED = 1e-3
 
 
 Kind = tuple[tuple[Ranges, tuple[int, ...]], ...]
-"""Of a placement: the layers of each pipeline, and the classes of its workers."""
+"""The kind of a placement: the layers of each pipeline, and the classes of its workers."""
 
 Pattern = tuple[tuple[Ranges, ...], tuple[tuple[int, ...], ...]]
 """The layers of each pipeline, and its hosts, by numbers in the order in which they come."""
@@ -72,7 +72,7 @@ class LayerGroups:
 
 
 class PlacementScore:
-    """Of placements in one situation. `host`: of each survivor."""
+    """It scores placements in one situation. `host`: of each survivor."""
 
     def __init__(self, situation: Situation, shapes: Shapes) -> None:
         self.situation, self.shapes = situation, shapes
@@ -90,7 +90,7 @@ class PlacementScore:
         self._values: dict[Kind, float] = {}
         self._steps_s: dict[Pattern, float] = {}
         self.most = 0.0
-        """Of what was placed so far."""
+        """The most of what was placed so far."""
 
     @cached_property
     def span(self) -> dict[Worker, Span]:
@@ -100,7 +100,7 @@ class PlacementScore:
 
     @cached_property
     def node(self) -> dict[Worker, int]:
-        """Of each survivor."""
+        """The node of each survivor."""
         per_node = self.situation.profile.cluster.ranks_per_node
         return {worker: self.situation.node_of.get(worker, worker // per_node) for worker in self.host}
 
@@ -126,7 +126,7 @@ class PlacementScore:
 
     @cached_property
     def _class(self) -> dict[Worker, int]:
-        """Of each survivor: of those of one class it makes no difference which of them is where."""
+        """The class of each survivor: where those of one class are exchanged nothing changes."""
         numbers: dict[tuple[int, int, Span], int] = {}
         return {
             worker: numbers.setdefault((host, self.node[worker], self.span[worker]), len(numbers))
@@ -140,7 +140,7 @@ class PlacementScore:
         return tuple(sorted((ranges, tuple([of[worker] for worker in row])) for ranges, row in rows))
 
     def has_bytes(self, worker: Worker, layers: Span) -> int:
-        """Of the state of `layers`, what a worker holds."""
+        """How much of the state of `layers` a worker holds."""
         sums = self._move_bytes
         return sums[layers[1]] - sums[layers[0]] - lacking_bytes(sums, layers, self.span[worker])
 

@@ -30,7 +30,7 @@ N_RENEWED, N_RENEWED_OF_FEW, N_RENEWED_OF_MANY = 6, 3, 2
 """Layouts that are priced exactly: fewer of few workers, each of which is placed in many ways, and for more than
 `MANY_WORKERS`."""
 N_ADDED = 2
-"""Of the ways to add workers, the best by closed form that are priced."""
+"""So many ways to add workers are priced, the best by closed form."""
 
 
 def in_force(situation: Situation, plan: Plan) -> Draft:
@@ -57,7 +57,8 @@ def regrouped(
     worth: PlacementScore, strategy: str, plan: Plan, drafts: Sequence[Draft], slowest_s: float = math.inf
 ) -> list[Proposal]:
     """Plans of these drafts and of renewed ones; of few workers of all, of more of those that are faster than the first draft
-    by closed form, or that survive what no other one does. Of others none that takes longer than `slowest_s` by closed form."""
+    by closed form, or that survive what no other one does. Among the others none that takes longer than `slowest_s` by closed
+    form."""
     situation, shapes = worth.situation, worth.shapes
     n_workers, n_holders = len(situation.alive), situation.aim.n_ranks + 1
 
@@ -91,8 +92,8 @@ def regrouped(
 
 
 def repairs(situation: Situation, shapes: Shapes, left: Draft) -> list[Draft]:
-    """Of what is left of the plan in force. Short pipelines become shorter; or borrow, or merge, where that is faster by closed
-    form."""
+    """Repair what is left of the plan in force. Short pipelines become shorter; or borrow, or merge, where that is faster by
+    closed form."""
     ranges, workers = [its for its, _ in left], [row for _, row in left]
     full = [len(row) for row in workers]
     n_spare = len(situation.alive) - sum(worker is not None for row in workers for worker in row)

@@ -258,7 +258,7 @@ def _held_spans(stages: Sequence[Sequence[Stage]], keeps: Sequence[Keep]) -> Ite
 def cut(stages: Sequence[Sequence[Stage]], keeps: Sequence[Keep] = ()) -> list[list[Stage]]:
     """The stages of each pipeline, those without a worker in as few parts as there have to be for each to have holders.
 
-    Of the ways to cut that, the one in which the part with the fewest holders has most. Where a layer has none the stage stays.
+    The one of the ways to cut that in which the part with the fewest holders has most. Where a layer has none the stage stays.
     """
     n_holders = Counter(span for _, span in _held_spans(stages, keeps))
     return [[part for stage in row for part in _parts(stage, n_holders)] for row in stages]

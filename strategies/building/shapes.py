@@ -298,7 +298,7 @@ class Shapes:
         return cuts[::-1]
 
     def _evened(self, n_stages: int, latest: Sequence[int], bound_s: float) -> list[int]:
-        """Of the splits within the bound, one whose cuts are near the ideal ones: slack is spread, not left to the last."""
+        """One of the splits within the bound whose cuts are near the ideal ones: slack is spread, not left to the last."""
         earliest = [0] * (n_stages + 1)
         earliest[n_stages] = len(self.profile.layers)
         for stage in range(n_stages - 1, 0, -1):

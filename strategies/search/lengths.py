@@ -9,7 +9,7 @@ from strategies.situation import Situation
 
 
 def lengths_of(situation: Situation, layout: str) -> tuple[int, ...] | None:
-    """Of the pipelines of `layout`; None for `auto`. Raises UsageError for one that cannot be meant."""
+    """The lengths of the pipelines of `layout`; None for `auto`. Raises UsageError for one that cannot be meant."""
     n_workers, n_micro_batches = len(situation.at_work), n_micro_batches_of(situation)
     n_layers = len(situation.profile.layers)
     lengths = parse_layout(layout)

@@ -28,7 +28,7 @@ from strategies.search.table import initial_plan
 from strategies.situation import Candidate, Situation
 
 SHARE = 1 / 32
-"""Of the time behind the first loss; for numbers of ranks that are left for as long the best layout is searched for."""
+"""A part of the time behind the first loss; for numbers of ranks that are left for as long the best layout is searched for."""
 _N_CLOSED = 512
 """So many numbers of ranks are looked up by closed form at most; others as if they were a few less."""
 
@@ -37,9 +37,9 @@ class LifetimeValue(msgspec.Struct, frozen=True):
     """Expected of a job over `horizon_s` from its first step with a plan on, at the rate of losses of its situation.
 
     `samples_per_s`: useful ones; `after_per_s`: those made behind the next loss, in the mean. `n_losses`: of ranks and nodes;
-    `n_ends`: those of them after which it starts again from a checkpoint, or cannot go on. Of what it would do without losses
-    `stopped` is missed in transitions and restarts, by steps that are made again, and where too few ranks are left; `slower` by
-    steps that take longer, less than 0 where they are quicker than at first.
+    `n_ends`: those of them after which it starts again from a checkpoint, or cannot go on. Parts of what it would do
+    without losses: `stopped` is missed in transitions and restarts, by steps that are made again, and where too few ranks are
+    left; `slower` by steps that take longer, less than 0 where they are quicker than at first.
     """
 
     horizon_s: float
@@ -52,7 +52,7 @@ class LifetimeValue(msgspec.Struct, frozen=True):
 
     @property
     def lost(self) -> float:
-        """Of what it would do without losses."""
+        """The part of what it would do without losses."""
         return self.stopped + self.slower
 
 
@@ -100,7 +100,7 @@ class Steps:
 def lifetime_values(
     situation: Situation, candidates: Sequence[Candidate], horizon_s: float, steps: Steps
 ) -> list[LifetimeValue]:
-    """Of candidates with plans, for the same ranks. Raises UsageError for a time with too many losses."""
+    """Give those of candidates with plans, for the same ranks. Raises UsageError for a time with too many losses."""
     if horizon_s > MOST_LOSSES * situation.seconds_to_change:
         what = f"--horizon: {horizon_s / situation.seconds_to_change:,.0f} losses are expected in {horizon_s:g} s"
         raise UsageError(what, f"give a time with at most {MOST_LOSSES:,}")
@@ -125,7 +125,7 @@ _NOWHERE = _At(0, Then(None, 0.0))
 
 
 class _Life:
-    """Of one plan."""
+    """The life of a job that begins with one plan."""
 
     def __init__(
         self, situation: Situation, steps: Steps, least: int, plan: Plan, estimate: Estimate, horizon_s: float

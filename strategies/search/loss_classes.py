@@ -27,18 +27,18 @@ from odyssey.plan.worker import Worker
 from perfmodel.profile.profile import Cluster
 
 MOST_BUNCHES = 16
-"""Of a component. Pipelines of one length that fill nodes in turn make as many as a node has ranks, at most. In a larger one,
-where they lie anyhow, only the pipelines of a bunch are exchanged."""
+"""The most bunches of a component. Pipelines of one length that fill nodes in turn make as many as a node has ranks, at most.
+In a larger one, where they lie anyhow, only the pipelines of a bunch are exchanged."""
 
 Row = tuple[Worker | None, ...]
 """The workers of a pipeline, stage by stage; or an idle one."""
 Marks = tuple[tuple[int, ...], ...]
 """The lost stages of each row of a bunch that has lost any."""
 Entry = tuple[int, int, Marks, tuple[int, ...], tuple[int, ...]]
-"""Of a bunch in a code: kind, rows, marks, and the numbers of its nodes and hosts, stage by stage. In a component that is too
+"""A bunch in a code: kind, rows, marks, and the numbers of its nodes and hosts, stage by stage. In a component that is too
 large the kind is -1, and the bunch's own number follows in place of the rows."""
 Code = tuple[Entry, ...]
-"""Of a component."""
+"""The code of a component."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,7 +58,7 @@ class _Part:
     hit: Mapping[int, Mapping[int, tuple[int, ...]]]
 
     def workers(self) -> Iterator[Worker | None]:
-        """All of them. Of a bunch the rows that have lost stages come first, by these."""
+        """All of them. The rows of a bunch that have lost stages come first, by these."""
         for bunch in self.bunches:
             hit = self.hit.get(bunch.number, {})
             for row in sorted(range(len(bunch.rows)), key=lambda row: (row not in hit, hit.get(row, ()), row)):
@@ -156,7 +156,7 @@ class LossClasses:
     # -- losses --------------------------------------------------------------------------------------------------------
 
     def key(self, lost: Collection[Worker]) -> bytes:
-        """Of the loss of these workers at once: equal for two that are alike."""
+        """The key of the loss of these workers at once: equal for two that are alike."""
         return blake2b(repr([part.code for part in self._parts(lost)]).encode(), digest_size=16).digest()
 
     def names(self, found: Collection[Worker], lost: Collection[Worker]) -> dict[Worker, Worker] | None:

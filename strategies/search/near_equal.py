@@ -18,7 +18,8 @@ from strategies.situation import Candidate, Outlook
 
 
 def worth_spread(candidate: Candidate, parts: Transition, worth: Callable[[Candidate, float], float]) -> float:
-    """Of a candidate with a price, relative. `worth`: of it, or of it with other steps, at a transition of so many seconds."""
+    """The relative spread of a candidate with a price. `worth`: of it, or of it with other steps, at a transition of so many
+    seconds."""
     spread, total_s = candidate.spread, parts.total_s
     assert spread is not None
     value = worth(candidate, total_s)

@@ -197,14 +197,14 @@ class Ahead:
         return profile.recovery.spawn_s + profile.recovery.save_s
 
     def _moves_s(self, plan: Plan) -> float:
-        """Of a stage that is as large as the plan's in the mean."""
+        """Price the moves of a stage that is as large as the plan's in the mean."""
         profile = self._situation.profile
         part = len(plan.pipelines) / len(plan.workers)
         transfer_s = profile.cluster.inter_host.transfer_s(part * sum(self._costs.move_bytes))
         return profile.recovery.moves_scale * (transfer_s + part * len(profile.layers) * profile.recovery.move_layer_s)
 
     def grown_pause_s(self, plan: Plan, estimate: Estimate) -> float:
-        """Of the transition in which workers are taken in, while the job trains."""
+        """The pause of the transition in which workers are taken in, while the job trains."""
         recovery = self._situation.profile.recovery
         parts = replace(estimate.transition, moves_s=self._moves_s(plan), spawn_s=0.0, warm_up_s=recovery.warm_up_s)
         return while_training(parts).total_s
@@ -227,7 +227,7 @@ class Growing:
         self._step_s = _as_found(step_of, len(self._everyone), candidates)
 
     def with_growth(self, candidate: Candidate) -> Candidate:
-        """Of a candidate with an outlook, what becomes of its plan when they are taken in."""
+        """Add to a candidate with an outlook what becomes of its plan when they are taken in."""
         plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
         if plan is None or estimate is None or outlook is None or self._step_s is None:
             return candidate

@@ -45,7 +45,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 def symmetries(whole: Situation) -> LossClasses:
-    """Of the plan in force, as a search takes it (strategies/building/uncut.py). `whole`: with all ranks alive."""
+    """Find those of the plan in force, as a search takes it (strategies/building/uncut.py). `whole`: with all ranks alive."""
     assert whole.plan is not None
     return LossClasses(exact(whole.plan, whole.profile), whole.alive, whole.node_of, whole.profile.cluster, whole.slow)
 
@@ -120,8 +120,8 @@ def _of_pairs(alike: LossClasses, classes: Sequence[Sequence[Place]], may_respaw
 
 
 def _partners(classes: Sequence[Sequence[Place]], i: int) -> Iterator[tuple[Worker, int, bool]]:
-    """Who may be lost together with the first worker of class `i`: one of each kind, of this class and of later ones, how many
-    there are of it, and whether it is of the same class."""
+    """Give workers that may be lost together with the first worker of class `i`: one of each kind, of this class and of later
+    ones, how many there are of it, and whether it is of the same class."""
     first = classes[i][0]
     for j in range(i, len(classes)):
         away = [place for place in classes[j] if place.component != first.component]

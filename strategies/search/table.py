@@ -44,7 +44,7 @@ from strategies.situation import Aim, Candidate, Objective, Outlook, Proposal, P
 from strategies.situation.faults import attempt, attempt_all
 
 NAME = "search"
-"""Of the row in place of all others, where none of them is to blame."""
+"""The name of the row in place of all others, where none of them is to blame."""
 
 
 def answer(situation: Situation, forced: str | None = None, layout: str = "auto") -> list[Candidate]:

@@ -111,7 +111,8 @@ def _is_plain(plan: Plan) -> bool:
 
 
 def _part_in_halves(plan: Plan, costs: Costs) -> float:
-    """Of a step's time, what it is likely to take in halves: by closed form, which knows how much memory there is for them."""
+    """The part of a step's time that it is likely to take in halves: by closed form, which knows how much memory there is for
+    them."""
     shapes = shapes_of(costs.profile, plan.n_micro_batches)
     rows = [(_shape_of(shapes, costs, its), len(its.micro_batches)) for its in map(_first_of, _unlike(plan))]
     whole_s = max(shape.seconds(n) for shape, n in rows)

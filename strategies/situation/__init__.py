@@ -121,12 +121,13 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def unused(self) -> tuple[Worker, ...]:
-        """Who is alive and has no work in the plan in force, ascending: its idle workers and those that have arrived."""
+        """Workers that are alive and have no work in the plan in force, ascending: its idle workers and those that have
+        arrived."""
         return tuple(sorted(set(self.alive) - set(self.plan.workers if self.plan is not None else ())))
 
     @cached_property
     def arrived(self) -> tuple[Worker, ...]:
-        """Of these, those that the plan in force does not know."""
+        """Those of these that the plan in force does not know."""
         return tuple(worker for worker in self.unused if self.plan is None or worker not in self.plan.idle)
 
     @property
@@ -136,7 +137,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def sources(self) -> tuple[Worker, ...]:
-        """Who may send state, ascending: also those that are leaving."""
+        """Workers that may send state, ascending: also those that are leaving."""
         return tuple(sorted((*self.alive, *self.leaving)))
 
     @property
@@ -146,17 +147,17 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def costs(self) -> Costs:
-        """Of its profile, on workers where they are and as fast as they are."""
+        """The costs by its profile, on workers where they are and as fast as they are."""
         return Costs(self.profile, self.node_of, self.slow)
 
     @cached_property
     def near(self) -> Near:
-        """Who holds a layer on a host."""
+        """The holders of a layer on a host."""
         return Near(self)
 
     @cached_property
     def holders(self) -> Mapping[int, Sequence[Worker]]:
-        """Of each layer that somebody holds, the `sources` that do, ascending."""
+        """For each layer that somebody holds, the `sources` that do, ascending."""
         found: dict[int, list[Worker]] = {}
         alike: dict[frozenset[int], list[Worker]] = {}
         for worker in self.sources:
@@ -168,7 +169,8 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
 
 
 class Near:
-    """Who holds a layer on a host. Most hosts of a large job are alike: what the workers of one hold, one after the other."""
+    """The holders of a layer on a host. Most hosts of a large job are alike: what the workers of one hold, one after the
+    other."""
 
     def __init__(self, situation: Situation) -> None:
         nothing: frozenset[int] = frozenset()
@@ -185,7 +187,7 @@ class Near:
             self._places[host] = known[held]
 
     def holders(self, layer: int, host: int) -> list[Worker]:
-        """Of the situation's `sources`, ascending."""
+        """Give them among the situation's `sources`, ascending."""
         if host not in self._workers:
             return []
         workers = self._workers[host]
@@ -244,7 +246,7 @@ class Outlook(msgspec.Struct, frozen=True):
 
     @property
     def share_of_restarts(self) -> float:
-        """Of the next losses, those with which memory cannot go on: all ranks start again, or the job ends."""
+        """The share of the next losses with which memory cannot go on: all ranks start again, or the job ends."""
         return sum(loss.share for loss in self.next_losses if loss.restart_s > 0)
 
 

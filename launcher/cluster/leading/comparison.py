@@ -22,7 +22,7 @@ class Comparison:
         self._own = own
         self._least = least
         self.joins: dict[bytes, Join] = {}
-        """Of all other agents that are here, by their sessions, in the order in which they came."""
+        """What all other agents that are here have said, by their sessions, in the order in which they came."""
         self.is_decided = False
         self._found: list[Finding] | None = None
         """None until those that are here now have been compared."""

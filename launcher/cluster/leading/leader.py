@@ -169,7 +169,7 @@ class Leader:
         done: Callable[[], None],
     ) -> None:
         """This agent leads the job that these are members of: `done()` when all have come to it, or have had `patience_s`
-        to. Who has not is lost then, as the one that led `before` is, by its number: it is not waited for.
+        to. One that has not is lost then, as the one that led `before` is, by its number: it is not waited for.
         `processes_at(agent)`: the ranks that an agent has, and the numbers of their processes."""
         self._roster.take_over(agents, self._loop.clock())
         awaited = {agent.number: agent for agent in agents if agent.number not in (self.number, before)}

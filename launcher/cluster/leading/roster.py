@@ -50,7 +50,7 @@ class Roster:
         """The job begins, for another one lives."""
         self._taken_over: set[int] = set()
         self._sessions: dict[int, bytes] = {}
-        """Of agents that were compared, by number."""
+        """The sessions of agents that were compared, by number."""
         self._note_enough(now)
 
     def join(self, join: Join, now: float) -> AgentInfo | WaitForPlace | Refused:
@@ -217,7 +217,7 @@ class Roster:
         return self._began + self.patience_s
 
     def missing(self) -> str:
-        """Who has not come, for people: `node ranks 1 and 3` where they are known, else how many."""
+        """Name those that have not come, for people: `node ranks 1 and 3` where they are known, else how many."""
         options = self._options
         if options.rendezvous is Rendezvous.STATIC:
             come = {agent.node_rank for agent in self._all()}

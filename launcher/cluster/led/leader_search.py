@@ -102,7 +102,7 @@ class LeaderSearch:
         return str(self._places.endpoint)
 
     def name_of(self, address: Address) -> str:
-        """Of where it was found, for people."""
+        """Name the place where it was found, for people."""
         return str(address) if address in self._places.elsewhere else self.where
 
     def start(self) -> None:

@@ -35,7 +35,7 @@ from odyssey.codec import Malformed, Packed
 from odyssey.protocol.frames import packed
 
 HOLD_AT, REDIAL_AT = 0.8, 0.4
-"""Of the time after which the leading agent takes a silent member for lost."""
+"""So many times the time after which the leading agent takes a silent member for lost."""
 HOLD_DETECTS = 6
 """For how many of these times ranks are held for a leading agent of which nothing is known."""
 _answer = Packed(Answer)

@@ -30,7 +30,7 @@ class Denied(Exception):
 
 @dataclass(frozen=True)
 class Keys:
-    """Of the seals on what is sent, and on what is received."""
+    """The keys of the seals on what is sent, and on what is received."""
 
     send: bytes
     receive: bytes
@@ -74,14 +74,14 @@ class Opening:
         return _OPENING.pack(MAGIC, nonce, _mac(self._key, b"opens", self._said))
 
     def keys(self, answer: bytes) -> Keys:
-        """Of the seals from then on. Raises Denied."""
+        """The keys of the seals from then on. Raises Denied."""
         if not hmac.compare_digest(answer, _mac(self._key, b"answers", self._said)):
             raise Denied("what listens there knows another secret")
         return Keys(_mac(self._key, b"up", self._said), _mac(self._key, b"down", self._said))
 
 
 def seal(key: bytes, number: int, body: bytes) -> bytes:
-    """Of the frame with this number, counted from 0 in its direction of a connection."""
+    """Seal the frame with this number, counted from 0 in its direction of a connection."""
     digest = hashlib.blake2b(number.to_bytes(8, "little"), key=key, digest_size=SEAL_BYTES)
     digest.update(body)
     return digest.digest()

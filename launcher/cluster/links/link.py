@@ -55,7 +55,7 @@ class Link:
 
     @property
     def addresses(self) -> tuple[str, str]:
-        """Of this side, and of the other one; empty where the connection is gone."""
+        """The addresses of this side and of the other one; empty where the connection is gone."""
         try:
             assert self._socket is not None
             return self._socket.getsockname()[0], self._socket.getpeername()[0]

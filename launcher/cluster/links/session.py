@@ -1,9 +1,9 @@
 """Messages between two agents, in order and once each, over one link after another.
 
 Each message has a number, and each frame says up to which number the other side's messages have come; what has not is said
-again on the next link. Who has been silent for `detect_s` is lost, whatever its connection looks like: a cable that was pulled,
-a host that stands still and a process that is stopped look alike. What counts of a silence says whoever has the session. A beat
-is a frame without a message.
+again on the next link. A side that has been silent for `detect_s` is lost, whatever its connection looks like: a cable that was
+pulled, a host that stands still and a process that is stopped look alike. What counts of a silence says whoever has the
+session. A beat is a frame without a message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from odyssey.protocol.frames import MAX_FRAME_BYTES, packed
 
 _HEADER = struct.Struct("<QQ")
 MAX_UNHEARD_BYTES = 1 << 28
-"""Of messages that the other side has not taken. One that says that it lives, and takes none, is lost as well."""
+"""The most of messages that the other side has not taken. One that says that it lives, and takes none, is lost as well."""
 
 
 def say_once(link: Link, message: msgspec.Struct) -> None:
@@ -63,7 +63,7 @@ class Heard:
 
 
 class Session:
-    """`cut(why)`: its link is gone, and another one may be attached. Who has it tells by `handle` what else to call."""
+    """`cut(why)`: its link is gone, and another one may be attached. Its owner tells by `handle` what else to call."""
 
     def __init__(
         self, loop: Loop, heart: Heart, kind: Any, detect_s: float, cut: Callable[[str], None], clock: Clock | None = None

@@ -19,19 +19,20 @@ import msgspec
 from launcher.host.fitness.findings import Device, HostReport, Versions
 
 SLOW = 0.7
-"""Of the median speed of equal devices. Clocks and temperatures make up to a tenth; a device at less than this holds up all."""
+"""The part of the median speed of equal devices. Clocks and temperatures make up to a tenth; a device at less than this holds
+up all."""
 LESS_MEMORY = 0.9
-"""Of the median of hosts with the same processors: firmware keeps a few per cent, a lost module takes more."""
+"""The part of the median of hosts with the same processors: firmware keeps a few per cent, a lost module takes more."""
 RANK_BYTES = 1 << 30
-"""Of free memory for each rank: what torch takes with CUDA before a model is there."""
+"""Free memory for each rank: what torch takes with CUDA before a model is there."""
 DISK_BYTES = 1 << 30
-"""Of free disk for logs, which hold the output of ranks too."""
+"""Free disk for logs, which hold the output of ranks too."""
 SHARED_BYTES = 1 << 30
-"""Of /dev/shm: workers of a DataLoader and NCCL fill the 64 MiB of a container, and die of it."""
+"""The least of /dev/shm: workers of a DataLoader and NCCL fill the 64 MiB of a container, and die of it."""
 OPEN_FILES = 1024
 """What systems commonly allow; DataLoaders and connections of many ranks need some hundreds."""
 OTHERS_SHARE, OTHERS_BYTES = 0.1, 2 << 30
-"""Of a GPU's memory, if others use more than both: a context of CUDA alone takes half a GiB."""
+"""Others use too much of a GPU's memory if it is more than both: a context of CUDA alone takes half a GiB."""
 
 
 class Level(enum.StrEnum):
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 
 def judge(reports: Sequence[HostReport]) -> list[Finding]:
-    """Of one host: what it lacks. Of several: how it differs from the others as well."""
+    """Say what each host lacks, and where there are several how it differs from the others."""
     found = [finding for at, report in enumerate(reports) for finding in _of_host(at, report, _are_several(reports))]
     return [*found, *_digests(reports), *_speeds(reports), *_memories(reports), *_versions(reports)]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 N_REPEATS = 7
-"""Of which the median counts: a single one may meet whatever else the host does."""
+"""So often it is measured, and the median counts: a single one may meet whatever else the host does."""
 N_WARM_UP = 2
 SIZE, GPU_SIZE = 1024, 4096
 """Rows of the matrices for speed: some 30 ms on one processor, a few on a GPU."""
