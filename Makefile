@@ -2,7 +2,7 @@
 #
 #   make demo      train on 4 ranks, lose one on purpose, compare with the undisturbed loss (about a minute)
 #   make test      everything but the long tests
-#   make soak      the long tests: a thousand random faults in random jobs, of one agent and several (half an hour and more)
+#   make soak      the long tests, a thousand random faults among them (three hours; again: goes on where it stopped, on the same code)
 #   make lint      ruff and mypy
 #   make bench     the benchmarks, written to docs/internals/benchmarks.md (4 hours on two cores; again: goes on where it stopped)
 #   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs, docs/change.svg, docs/loss.svg, docs/strategies.md
@@ -34,7 +34,7 @@ test: $(READY)
 	exec $(TESTS) --limit 3600 -n 3 --dist worksteal $(ARGS)
 
 soak: $(READY) $(CLIENTS)
-	exec $(TESTS) --limit 14400 -m "soak or hypothesis" --cold --hypothesis-profile random --timeout 1800 $(ARGS)
+	exec $(TESTS) --limit 14400 -m "soak or hypothesis" --cold --hypothesis-profile random --timeout 1800 --go-on build/soak-passed $(ARGS)
 
 gpu-test: $(READY)
 	exec $(TESTS) --limit 3600 -m gpu $(ARGS)

@@ -19,6 +19,7 @@ import hypothesis
 import pytest
 
 from tests.examples import SHARE
+from tests.going_on import GoingOn, code_of
 from tests.supervised import NETWORKS, supervise
 from tests.warm import popen
 
@@ -38,6 +39,8 @@ hypothesis.settings.load_profile("same")  # `make soak` looks at other examples 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is imported and collected
     _set_variables(_own_folder(config))
+    if (file := config.getoption("--go-on")) is not None:
+        config.pluginmanager.register(GoingOn(file, code_of(), writes=not hasattr(config, "workerinput")))
     config.stash[_stderr] = os.dup(2)  # as it is outside of tests
     _set_signals()
     os.umask(0o022)
@@ -63,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cold", action="store_true", help="start every process as users do (tests/warm)")
     parser.addoption("--limit", type=float, metavar="SECONDS", help="for all tests together")
     parser.addoption("--teardown-limit", type=float, metavar="SECONDS", default=TEARDOWN_S, help="for that of one test")
+    parser.addoption("--go-on", type=Path, metavar="FILE", help="leave out what has passed on this code, as FILE says")
     parser.addoption("--ends-with-parent", action="store_true", help="with the process that has started pytest")
 
 
