@@ -13,6 +13,8 @@ import pytest
 
 from tests import ROOT
 
+PAGES = ("docs/status.md", "docs/internals", "benchmarks/results")
+
 
 class GoingOn:
     """A plugin of pytest: it leaves out what has passed before, and writes down what passes. Processes of pytest-xdist have one
@@ -46,14 +48,16 @@ class GoingOn:
 
 
 def code_of(root: Path = ROOT) -> str:
-    """Which code this is: the commit, and what differs from it. Raises UsageError without git."""
+    """Tell one state of all files from another, but for pages that no long test reads. Raises UsageError without git."""
 
     def git(*arguments: str) -> bytes:
+        command = ["git", "-C", str(root), *arguments, "--", ".", *(f":(exclude){path}" for path in PAGES)]
         try:
-            return subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True).stdout
+            return subprocess.run(command, check=True, capture_output=True).stdout
         except (OSError, subprocess.CalledProcessError) as error:
             raise pytest.UsageError(f"--go-on: git does not tell which code this is ({error}): leave it out") from None
 
-    untracked = [root / name.decode() for name in git("ls-files", "-z", "--others", "--exclude-standard").split(b"\0") if name]
-    differs = git("diff", "HEAD") + b"".join(path.read_bytes() for path in untracked)
-    return git("rev-parse", "HEAD").decode().strip() + (f"+{hashlib.sha256(differs).hexdigest()[:12]}" if differs else "")
+    found = [git("ls-files", "--stage"), git("diff")]
+    for name in git("ls-files", "-z", "--others", "--exclude-standard").split(b"\0"):
+        found += [name, (root / name.decode()).read_bytes()] if name else []
+    return hashlib.sha256(b"\0".join(found)).hexdigest()

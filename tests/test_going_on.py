@@ -59,22 +59,28 @@ def test_what_has_passed_on_the_same_code_is_left_out(tmp_path: Path) -> None:
     assert run() == ["a", "b", "left"]
 
 
-def test_code_is_another_one_with_any_change(tmp_path: Path) -> None:
+def test_code_is_another_one_with_any_change_but_of_a_page(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         given = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
         subprocess.run(["git", "-C", str(tmp_path), *given, *arguments], check=True, capture_output=True)
 
     git("init")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "status.md").write_text("one")
     (tmp_path / "file").write_text("one")
     git("add", ".")
     git("commit", "-m", "one")
     first = code_of(tmp_path)
+    (tmp_path / "docs" / "status.md").write_text("two")
+    assert code_of(tmp_path) == first
+    git("commit", "-am", "two")
+    assert code_of(tmp_path) == first
     (tmp_path / "file").write_text("two")
     changed = code_of(tmp_path)
-    git("add", ".")
-    assert code_of(tmp_path) == changed
-    git("commit", "-m", "two")
-    second = code_of(tmp_path)
     (tmp_path / "new").write_text("three")
-    seen = [first, changed, second, code_of(tmp_path)]
-    assert len(set(seen)) == 4 and "+" not in first + second
+    new = code_of(tmp_path)
+    (tmp_path / "new").write_text("four")
+    assert len({first, changed, new, code_of(tmp_path)}) == 4
+    (tmp_path / "new").unlink()
+    (tmp_path / "file").write_text("one")
+    assert code_of(tmp_path) == first
