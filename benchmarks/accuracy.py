@@ -26,7 +26,7 @@ from odyssey.plan.estimate import Transition
 from odyssey.plan.form import form_of
 
 N_STEPS = 16
-"""Of each generation: enough for a median."""
+"""The steps of each generation: enough for a median."""
 N_BEFORE_PEAK = 3
 """Steps of a generation before its memory is watched: what a transition takes for a moment is over by then."""
 ABOUT = (
@@ -256,7 +256,7 @@ def _median(of: Iterable[Sample], value: Callable[[Sample], float | None]) -> fl
 
 
 def _quartiles(cases: Sequence[Sequence[Sample]]) -> Iterator[dict[str, Cell]]:
-    """Of first plans, and of plans after a loss."""
+    """The quartiles of first plans, and of plans after a loss."""
     for name, is_first in (("first plans", True), ("after a loss", False)):
         its = [of for of in cases if of[0].is_first == is_first]
         columns = {

@@ -101,7 +101,7 @@ class Life:
         self._now_s = self._ready_s = 0.0
         self._trained_s = self._unsaved = 0.0
         self._missed_s = 0.0
-        """Of training, by ranks that wait."""
+        """The training that ranks missed which wait."""
         self._save_every_s = best_interval_s(interval_s, SAVE_S)
         self.outcome = Outcome()
         self._start(0.0)

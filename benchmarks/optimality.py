@@ -37,7 +37,7 @@ from tests.planning import price
 N_SMALL = {"one host": 40, "hosts": 60}
 N_LARGE = 12
 N_STEPS = 1000
-"""Of a long local search."""
+"""The steps of a long local search."""
 NEAR = 0.98
 ABOUT = (
     "Random jobs of 3 to 6 workers and layers, against every plan that they could have: all lengths of pipelines, splits, "
@@ -62,7 +62,7 @@ def splits(n_layers: int, n_stages: int) -> list[Ranges]:
 
 
 def partitions(n: int, largest: int) -> Iterator[tuple[int, ...]]:
-    """Of a number, largest part first."""
+    """The partitions of a number, largest part first."""
     if n == 0:
         yield ()
     for part in range(min(n, largest), 0, -1):
@@ -122,7 +122,7 @@ class Everything:
                         yield profile.global_batch / (slowest_s + reduced_s), ranges, hosts, share
 
     def _all_splits(self, lengths: Sequence[int]) -> Iterator[tuple[Ranges, ...]]:
-        """Of pipelines of one length in any order only one."""
+        """Only one order of pipelines of one length."""
         runs = [(n, len(list(run))) for n, run in groupby(lengths)]
         options = [list(combinations_with_replacement(splits(len(self.profile.layers), n), count)) for n, count in runs]
         for chosen in product(*options):

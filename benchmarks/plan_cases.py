@@ -91,7 +91,7 @@ def random_profile(
 
 
 def start(profile: Profile, n_workers: int, d_s: float, aim: Aim) -> Situation:
-    """Of a job on so many workers."""
+    """The situation of a job on so many workers."""
     return Situation(
         generation=0,
         step=0,
@@ -108,7 +108,7 @@ def start(profile: Profile, n_workers: int, d_s: float, aim: Aim) -> Situation:
 
 
 def after(situation: Situation, plan: Plan, lost: Sequence[int]) -> Situation:
-    """Of the same job after a loss."""
+    """The situation of the same job after a loss."""
     alive = tuple(worker for worker in situation.alive if worker not in lost)
     return Situation(
         generation=1,

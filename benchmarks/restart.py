@@ -38,7 +38,7 @@ EARLY, LATE = "early", "late"
 NEVER_S = 30.0
 """For torchrun as it comes; restarts that work take a fifth of it."""
 N_STEPS, KILL_AT_STEPS = 40, (10, 25)
-"""Of the job whose last loss is compared with the undisturbed one's."""
+"""The steps of the job whose last loss is compared with the undisturbed one's."""
 LOSS_TOLERANCE = 1e-4
 """Relative: DDP sums gradients in another order in the first step after a restart. A lost step would change 1 percent."""
 ABOUT = (
@@ -130,7 +130,7 @@ def measure(launcher: str, script: str, n_ranks: int, waits: Sequence[float], ge
 
 
 def last_loss(kill_at_steps: Sequence[int], generator: random.Random) -> float:
-    """Of a job of ours with kills. Raises TrialError if it does not come to its end."""
+    """The last loss of a job of ours with kills. Raises TrialError if it does not come to its end."""
     with trial.new_folder() as name, _start("odyssey", Path(name), "DDP", 4, N_STEPS) as job:
         for step in kill_at_steps:
             job.wait_for_step(step)

@@ -72,7 +72,7 @@ class Case:
         return range(pipeline * self.n_micro_batches, (pipeline + 1) * self.n_micro_batches)
 
     def runners(self, pipeline: int, stage: int) -> list[int]:
-        """Who may run a stage of a pipeline: its worker, or all others of that stage."""
+        """The workers that may run a stage of a pipeline: its worker, or all others of that stage."""
         own = pipeline * self.n_stages + stage
         others = range(stage, self.n_pipelines * self.n_stages, self.n_stages)
         return [own] if own not in self.lost else [worker for worker in others if worker not in self.lost]

@@ -129,7 +129,7 @@ def measure(name: str, n_workers: int, n_lost: int) -> dict[str, Cell] | None:
 
 
 def _situation(profile: Profile, n_workers: int) -> Situation:
-    """Of a job that starts."""
+    """The situation of a job that starts."""
     return Situation(
         generation=0,
         step=0,

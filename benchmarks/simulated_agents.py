@@ -215,7 +215,7 @@ class Agents:
         return float(self._joined[1]) - self.began
 
     def cpu_s(self, i: int) -> float:
-        """Of all threads of an agent so far."""
+        """The processor time of all threads of an agent so far."""
         return time.clock_gettime((~self.pids[i] << 3) | 2)  # clock_getcpuclockid(3)
 
     def sent(self, i: int) -> dict[str, int]:

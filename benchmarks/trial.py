@@ -117,7 +117,7 @@ class Trial:
         return sorted(found, key=lambda mark: mark.time)
 
     def first_lines(self) -> list[FirstLine]:
-        """Of all processes so far (benchmarks/jobs/first_line.py), by time."""
+        """The first lines of all processes so far (benchmarks/jobs/first_line.py), by time."""
         found = []
         for path in self.marks_folder.glob("*.first"):
             if data := path.read_text():
@@ -126,7 +126,7 @@ class Trial:
         return sorted(found, key=lambda first: first.time)
 
     def memory_bytes(self) -> int:
-        """Of the launcher and all below it, shared pages in parts (proportional set size)."""
+        """The memory of the launcher and all below it, shared pages in parts (proportional set size)."""
         self._note_children()
         return sum(_proportional_bytes(pid) for pid in (self._process.pid, *self._known))
 

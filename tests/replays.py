@@ -63,7 +63,7 @@ def drawn_traces(draw: st.DrawFn) -> Trace:
 
 
 def assert_time_is_whole(found: Outcome) -> None:
-    """Of a drawn trace."""
+    """It adds up to that of a drawn trace."""
     stretches = found.result.stretches
     assert stretches[0].start_s == 0 and stretches[-1].end_s == 10_000
     assert all(a.end_s == b.start_s and a.end_s > a.start_s for a, b in pairwise(stretches)), (

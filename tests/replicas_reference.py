@@ -25,7 +25,7 @@ def logs(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def contributed(folder: Path, n_ranks: int) -> list[list[list[int]]]:
-    """Who contributed to each step, in each way that is possible."""
+    """The ranks that contributed to each step, in each way that is possible."""
     survivors = logs(folder)
     lost = {rank: 0 for rank in range(n_ranks) if rank not in survivors}
     """How many steps each of them has told of: it may have contributed to one more."""

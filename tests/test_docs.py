@@ -107,7 +107,7 @@ def test_the_glossary_has_each_word_once() -> None:
 
 @pytest.mark.parametrize(("word", "where"), WORDS, ids=[word for word, _ in WORDS])
 def test_a_word_of_the_glossary_is_used_where_it_says_and_by_ranks_or_agents(word: str, where: str) -> None:
-    """Of these none knows a strategy by its name."""
+    """None of these knows a strategy by its name."""
     told = [(GLOSSARY.parent / target).resolve() for target in re.findall(r"\((.+?)\)", where)]
     ours = [path for package in ("odyssey", "launcher") for path in (ROOT / package).rglob("*.py")]
 

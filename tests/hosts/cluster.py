@@ -30,7 +30,7 @@ class Cluster:
         self.out = folder / "out.pt"
         self.n_steps = 100
         self.pause_s = 0.03
-        """Of a Job, and after each step: enough for hosts to come back before its end."""
+        """The steps of a Job, and the pause after each: enough for hosts to come back before its end."""
         self._holds: tuple[str, ...] = ()
 
     def start(self, i: int, script: str, *arguments: str, **options: object) -> Agent:

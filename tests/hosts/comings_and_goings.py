@@ -40,7 +40,7 @@ N_HOSTS, MOST = 5, 4
 HOLD_DETECTS = 6
 """For how many `--detect` ranks that nobody leads stand still, and agents wait for others (docs/hosts.md)."""
 SHORT = 0.1, 0.5
-"""Of `--detect`: silences that cost no agent its place."""
+"""Parts of `--detect`: silences that cost no agent its place."""
 STEP = re.compile(r"^step (\d+) ", re.MULTILINE)
 KEPT = ROOT / "build" / "comings-and-goings"
 
@@ -214,7 +214,7 @@ class Episode:
         self.end_all()
 
     def end_all(self) -> None:
-        """Who waits, or looks for a job that is gone, ends when it is told to; and nothing is left."""
+        """An agent that waits, or looks for a job that is gone, ends when it is told to; and nothing is left."""
         for i, its in self.agents.items():
             if not its.has_ended:
                 its.process.send_signal(signal.SIGTERM)

@@ -153,7 +153,7 @@ class Hosts:
         self._signal(i, signal.SIGKILL)
 
     def pids(self, i: int) -> list[int]:
-        """Of what runs there."""
+        """The pids of what runs there."""
         found = {int(pid) for pid in _run("ip", "netns", "pids", self._name(i)).split()}
         return sorted(found - {stands.pid for stands in self._standing.values()})
 

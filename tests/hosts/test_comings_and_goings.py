@@ -24,7 +24,7 @@ SOAK_S = float(os.environ.get("ODYSSEY_SOAK_S", "600"))
 SEED = int(os.environ.get("ODYSSEY_SOAK_SEED") or secrets.randbelow(1_000_000))
 EPISODE_S = 90.0
 N_STEPS, LAST = 150, 15
-"""Of a Job, and of them those in which nothing happens any more."""
+"""The steps of a Job, and how many of them there are in which nothing happens any more."""
 JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS), "--pause", "0.2")
 SILENT_S = {"Job": 6 * DETECT_S + 25.0, "plain": 6 * DETECT_S + 50.0}
 """At most without a step: a leading agent is lost, another one is elected, and all is begun again; on a busy machine."""

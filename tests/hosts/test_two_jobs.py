@@ -1,4 +1,4 @@
-"""Of one run id one job goes on: an agent that comes anew to the endpoint begins no other one beside it."""
+"""One job of a run id goes on: an agent that comes anew to the endpoint begins no other one beside it."""
 
 from __future__ import annotations
 

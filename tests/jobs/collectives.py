@@ -27,7 +27,7 @@ def own(rank: int) -> torch.Tensor:
 
 
 def there() -> Ranks:
-    """Who is there, by the numbers that they had at first."""
+    """The ranks that are there, by the numbers that they had at first."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, ME)
     return list(found[: dist.get_world_size()])

@@ -147,7 +147,7 @@ def valid_plans(draw: st.DrawFn) -> tuple[Plan, tuple[Pipeline, ...], tuple[Move
 
 
 def groups_by_hand(plan: Plan, pipelines: Sequence[Pipeline]) -> list[tuple[set[int | None], tuple[int, ...], tuple[int, ...]]]:
-    """Of each reduction everybody who holds any of it."""
+    """For each reduction, everybody who holds any of it."""
     of = [{*its.layers, *(layer for tie in its.ties for layer in plan.ties[tie])} for its in plan.reductions]
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     holders = [{stage.worker for stage in stages if layers & set(stage.layers)} for layers in of]

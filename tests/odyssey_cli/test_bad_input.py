@@ -169,7 +169,7 @@ def test_a_port_that_is_in_use(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the script without a fault."""
+    """The profile of the script without a fault."""
     folder = tmp_path_factory.mktemp("profile")
     path, script = folder / "profile.json", folder / "script.py"
     script.write_text(SCRIPT.replace("FAULT", ""))

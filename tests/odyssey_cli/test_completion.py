@@ -38,7 +38,7 @@ def asked(line: str, shell: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
 def test_bash_is_told_what_a_word_may_become(
     line: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of nothing it completes files."""
+    """Where it is told nothing it completes files."""
     assert asked(line, "bash", monkeypatch, capfd).split() == words
 
 

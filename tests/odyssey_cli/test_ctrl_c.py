@@ -193,7 +193,7 @@ def test_a_second_one_waits_for_no_rank_of_a_job(scene: Scene, phase: str) -> No
 
 
 def test_a_second_one_waits_for_no_recovery(scene: Scene) -> None:
-    """Of three ranks one is lost, and the others cannot meet, as the store is stopped."""
+    """One of three ranks is lost, and the others cannot meet, as the store is stopped."""
     given = ("--nproc-per-node=3", "--shutdown-timeout=10000", "--layout=3x1", scene.write("train.py", STUBBORN_JOB), "moving")
     run = scene.start(ODYSSEY_RUN, *given, env=job_env())
     pids = [int(line) for line in scene.hear(3)]

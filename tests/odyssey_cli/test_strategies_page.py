@@ -64,7 +64,7 @@ def standby(drop_in: DropIn) -> Path:
 
 
 def after_loss(n_ranks: int, *lost: int) -> Situation:
-    """Of a job in two pipelines of two stages; ranks 4 and up stand by."""
+    """The situation of a job in two pipelines of two stages; ranks 4 and up stand by."""
     of = job_events.profile()
     start = replace(situation(of, None, range(n_ranks)), n_spares=n_ranks - 4)
     chosen = best(initial_plan(start, "2x2"))

@@ -86,7 +86,7 @@ def is_about(source: str) -> tuple[int, str]:
 
 
 def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Of everything within a JSON value."""
+    """The places of everything within a JSON value."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
         yield (*path, key)

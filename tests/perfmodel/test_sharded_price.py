@@ -36,8 +36,8 @@ def n_turns(n_micro_batches: int, n_shards: int) -> int:
 
 
 def computed_s(plan: Plan, passes: list[tuple[float, float]], slow: dict[int, float]) -> float:
-    """Of who computes longest: forward and backward of each turn, with what an op costs beside. Of a copy that has nothing but
-    the step's last micro-batch a pass is shorter."""
+    """The time of the worker that computes longest: forward and backward of each turn, with what an op costs beside. Of a copy
+    that has nothing but the step's last micro-batch a pass is shorter."""
     found = 0.0
     for its in plan.pipelines:
         samples = range(plan.micro_batch * its.first_micro_batch, plan.global_batch)[: plan.micro_batch]

@@ -37,7 +37,7 @@ class Job:
     folder: Path
 
     def shows(self, field: str) -> str:
-        """Of `scontrol show job`."""
+        """Give a field of `scontrol show job`."""
         text = self.cluster.run("scontrol", "--oneliner", "show", "job", self.id)
         found = re.search(rf"\b{field}=(\S*)", text)
         return found[1] if found is not None else ""

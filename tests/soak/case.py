@@ -48,7 +48,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 Chain = tuple[Fault, ...]
-"""Of faults, each of which waits for the one before."""
+"""Faults, each of which waits for the one before."""
 
 
 class PointFault(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ COLUMNS = {
 
 
 def row(name: str, n_faults: int, verdicts: Counter[str]) -> dict[str, str | int]:
-    """Of the table."""
+    """A row of the table."""
     counted = {COLUMNS[verdict]: verdicts[verdict] for verdict in COLUMNS}
     others = verdicts.total() - sum(counted.values())
     return {"class": name, "faults": n_faults, "jobs": verdicts.total(), **counted, "broken otherwise": others}

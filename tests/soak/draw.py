@@ -19,7 +19,7 @@ N_PIPELINES = {"2x2": 2, "2+3": 2, "2x3": 2, "3x2": 3, "2x4": 2, "4x2": 4, "3+2+
 """Each needs a micro-batch; the more there are, the more losses a job survives."""
 _OTHERS = [name for name in strategies.names() if name not in ("respawn", "neighbour")]
 STRATEGIES = {"respawn": 9, "auto": 4} | dict.fromkeys(_OTHERS, 3 / len(_OTHERS))
-"""Of 16, however many there are: one more changes nothing of a seed's case but, here and there, its strategy."""
+"""Shares of 16, however many there are: one more changes nothing of a seed's case but, here and there, its strategy."""
 DEADLY = (signal.SIGKILL,) * 5 + (signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 HARMLESS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT, signal.SIGCHLD)
 """Handled or ignored by train.py, once it has begun."""
@@ -28,7 +28,7 @@ FIRST = {"kill": 36, "cut": 14, "freeze": 11, "stop": 8, "signal": 8, "helper": 
 NEXT = {"kill": 54, "cut": 10, "freeze": 10, "stop": 5, "signal": 5, "helper": 14, "agent": 2}
 ON_HELPER = {"kill": 5, "freeze": 3, "stop": 2}
 LOSING = {"kill": 40, "cut": 12, "stop": 6}
-"""Of the first in a chain that goes on: it begins a recovery."""
+"""Weights of the first in a chain that goes on: it begins a recovery."""
 DURING = {"pausing": 2, "paused": 2, "plan": 3, "receiving": 6, "ready": 4, "go": 2}
 RESPAWNING = {"started": 3, "joined": 4}
 

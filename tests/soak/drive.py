@@ -110,7 +110,7 @@ def tell_of_quick_halves() -> None:
 
 
 def look_out_soon() -> None:
-    """Who is slow is told after fewer reports: a sequence has few steps for each change."""
+    """Have a slow rank told after fewer reports: a sequence has few steps for each change."""
     slow_ranks.N_FIRST, slow_ranks.N_PASS, slow_ranks.N_LOOK = 12, 2, 8
 
 

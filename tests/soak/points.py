@@ -42,7 +42,8 @@ OF_ONE_RANK = ("once", "rename")
 
 
 class Points:
-    """Of this rank. `folder`: of the job; whatever strikes is written there before it does, so it strikes once in all."""
+    """The points of this rank. `folder`: of the job; whatever strikes is written there before it does, so it strikes once in
+    all."""
 
     def __init__(self, faults: tuple[PointFault, ...], slow: tuple[Slow, ...], folder: Path) -> None:
         self._rank = int(os.environ["RANK"])

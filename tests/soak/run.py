@@ -37,7 +37,7 @@ class Outcome:
 
     @property
     def classes(self) -> dict[str, int]:
-        """Of faults and surroundings that it belongs to, and how many faults struck in each."""
+        """Name the faults and surroundings that it belongs to, and how many faults struck in each."""
         return classes(self.case, self.struck)
 
     def __str__(self) -> str:

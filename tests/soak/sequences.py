@@ -13,7 +13,7 @@ import signal
 from tests.soak.case import Agents, Case, Fault, Recipe
 
 N_RANKS, N_LEAST = 8, 8
-"""Of each job, and changes that must have struck in it."""
+"""The steps of each job, and changes that must have struck in it."""
 LAYOUTS = ("1x4", "4x2", "2x4", "8x1", "3+2+3", "auto")
 RECIPES = tuple(
     Recipe(variant, global_batch=global_batch, micro_batch=2, steps=80, eval_every=0)

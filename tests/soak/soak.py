@@ -25,7 +25,7 @@ from tests.warm import popen
 
 @dataclass
 class Total:
-    """Of a soak."""
+    """What a soak comes to."""
 
     first_seed: int
     verdicts: Counter[str] = field(default_factory=Counter)

@@ -250,7 +250,7 @@ class Striker:
         self._tell(struck=fault.label, on=fault.on, rank=rank, agent=agent, innocent=not fault.may_lose_a_rank)
 
     def _strike_agent(self, fault: Fault) -> None:
-        """Who leads is this process. A signal that is passed on ends nothing. One that stands still before the job begins is
+        """This process leads. A signal that is passed on ends nothing. One that stands still before the job begins is
         looked for until it is back (docs/hosts.md): for good nobody may."""
         if fault.kind == "stop" and not self._agents:
             return

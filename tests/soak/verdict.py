@@ -215,7 +215,7 @@ def _compare(what: str, case: Case, state: dict[str, torch.Tensor], n_done: int)
 
 
 def _units(log: list[Event], kind: str) -> list[Result]:
-    """Of this kind, in the order in which they became final."""
+    """Give those of this kind, in the order in which they became final."""
     results = [event.body.result for event in log if isinstance(event.body, Committed)]
     return [result for result in results if result.kind == kind]
 

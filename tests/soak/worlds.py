@@ -13,7 +13,7 @@ from tests.soak.points import OF_ONE_RANK, POINTS
 
 _TEN = "host", "points", "host", "killed", "host", "slow", "host", "agents", "start"
 WORLDS = (*_TEN, "growth", *_TEN, "growth")
-"""Of twenty jobs in a row. The first two kinds cost the least time for a fault."""
+"""The worlds of twenty jobs in a row. The first two kinds cost the least time for a fault."""
 ON_AGENT = {"kill": 6, "stop": 2, "freeze": 3}
 ON_HELPERS = tuple((kind, helper) for helper in HELPERS for kind in ("kill", "freeze", "stop"))
 SILENCES_S = (0.1, 0.8), (5.0, 8.0)
@@ -204,7 +204,7 @@ def _fit(recipe: Recipe) -> Recipe:
 
 
 def _losses(rng: random.Random) -> list[Chain]:
-    """Of agents while the job runs, some in the recovery from another loss."""
+    """Draw losses of agents while the job runs, some in the recovery from another loss."""
     chains: list[Chain] = []
     step = 0
     for _ in range(rng.randint(2, 3)):

@@ -70,7 +70,7 @@ def drawn_profile(draw: random.Random, n_workers: int) -> Profile:
 
 
 def tables(seed: int) -> list[list[Candidate]]:
-    """Of a first plan, and of up to two losses that follow each other."""
+    """Tables of a first plan, and of up to two losses that follow each other."""
     draw = random.Random(seed)
     n_workers = draw.choice((4, 6, 8, 8, 12, 16, 24))
     of = drawn_profile(draw, n_workers)

@@ -105,7 +105,7 @@ class Life:
 
     @property
     def n_turns(self) -> int:
-        """Of a step by the plan in force."""
+        """Turns of a step by the plan in force."""
         return max(len(range(0, len(its.micro_batches), self.plan.n_layers)) for its in self.plan.pipelines)
 
     def n_turns_of(self, workers: tuple[int, ...]) -> int:

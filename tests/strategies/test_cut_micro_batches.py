@@ -145,7 +145,7 @@ def compositions(total: int, n: int) -> Iterator[tuple[int, ...]]:
 
 
 def exact(micro_batch: int, global_batch: int, **options: object) -> Profile:
-    """Of three layers, where cutting is exact. A sample passes them forth and back in one, two and one seconds."""
+    """A profile of three layers, where cutting is exact. A sample passes them forth and back in one, two and one seconds."""
     rows = [
         layer(str(i), weight * micro_batch / 3, weight * micro_batch / 3, weight * micro_batch / 3)
         for i, weight in enumerate((1, 2, 1))
@@ -194,7 +194,7 @@ ONE_EACH = 32
 
 
 def after_a_loss(of: Profile) -> list[Candidate]:
-    """Of 32 ranks that hold the whole model each."""
+    """Search after a loss among 32 ranks that hold the whole model each."""
     plan = first_plan(of, f"{ONE_EACH}x1", ONE_EACH)
     return search(situation(of, plan, without(plan, 7)))
 

@@ -131,7 +131,7 @@ def test_a_job_of_equal_layers_that_has_lost_and_taken_in_is_about_as_fast_as_at
 
 
 def every_step_s(of: Profile, n_workers: int) -> Iterator[float]:
-    """Of every layout, split of the layers and share of the micro-batches for up to so many workers, in plain 1F1B."""
+    """Steps of every layout, split of the layers and share of the micro-batches for up to so many workers, in plain 1F1B."""
     n_layers, n_micro_batches = len(of.layers), of.global_batch
     splits = [
         tuple(pairwise((0, *cuts, n_layers)))

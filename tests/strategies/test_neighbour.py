@@ -1,4 +1,4 @@
-"""Who does two workers' work when a worker is lost, what that costs, and when it may not be."""
+"""Which worker does two workers' work when a worker is lost, what that costs, and when it may not be."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ NAMES = ("norm.weight", "attention.weight")
 
 
 def job(n_layers: int = 4, *, backward_s: float = 1.0, refresh_s: float = 0.0, ends: bool = True, **options: object) -> Profile:
-    """Of unit costs: forward 1, backward 2, approximately `backward_s`. `ends`: the first and last layer have no attention."""
+    """A job of unit costs: forward 1, backward 2, approximately `backward_s`. `ends`: the first and last layer have no
+    attention."""
     its = ApproximateCost(backward_s, 10, refresh_s, NAMES)
     rows = [
         replace(
@@ -99,7 +100,7 @@ def test_cells_that_are_walked_take_as_long_as_programs_that_run() -> None:
 
 
 def test_less_memory_is_kept() -> None:
-    """Of each micro-batch 10 bytes in the place of 40 at layers with an approximate backward; all eight live at once."""
+    """Each micro-batch keeps 10 bytes in the place of 40 at layers with an approximate backward; all eight live at once."""
     of = job(ends=False)
     plan = chosen(after(of, "2x1", 2, 1))
     exact = replace(plan, approximation=None)

@@ -114,7 +114,7 @@ def alike_by_trial(whole: Situation, of: tuple[int, ...]) -> set[frozenset[int]]
 
 
 def some_losses(whole: Situation) -> list[tuple[int, ...]]:
-    """Of each rank, of each two, and of each node but the only one."""
+    """Lose each rank, each two, and of each node but the only one."""
     ranks = whole.alive
     nodes: dict[int, list[int]] = {}
     for worker in ranks:
@@ -335,7 +335,7 @@ def test_reasons_are_those_of_the_loss_that_happened() -> None:
 
 
 def test_the_loss_of_a_slow_worker_is_like_no_other_and_neither_is_that_of_its_pipeline() -> None:
-    """Of four pipelines of two stages on one node: the slow worker, its neighbour, and six more of two kinds."""
+    """Four pipelines of two stages on one node: the slow worker, its neighbour, and six more of two kinds."""
     of = job(12)
     plan = first_plan(of, "4x2", 8)
     whole = replace(whole_of(of, plan, dict.fromkeys(range(8), 0)), slow={2: 1.5})

@@ -49,7 +49,7 @@ FACTS = (
     "argv", "cached", "cwd", "executable", "file", "has_spec", "is_main", "isatty", "name", "nice", "orig_argv", "package",
     "path0", "store_answers", "umask", "write_through", "SigIgn", "SigBlk",
 )  # fmt: skip
-"""Of a probe, what does not depend on the machine, the Python or the moment."""
+"""What a probe finds that does not depend on the machine, the Python or the moment."""
 OUR_OWN = ("ODYSSEY_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PYTHONFAULTHANDLER")
 """How the variables begin that ours alone gives."""
 CRASHES = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
@@ -181,5 +181,5 @@ def _plain(text: str, scene: Scene) -> str:
 
 
 def _said(text: str, scene: Scene) -> str:
-    """Of what somebody wrote: without the numbers of processes and ports, and the names of shared memory."""
+    """What somebody wrote, without the numbers of processes and ports, and the names of shared memory."""
     return re.sub(r"\bpsm_\w+", "psm_#", re.sub(r"\b\d{3,}\b", "#", _plain(text, scene)))

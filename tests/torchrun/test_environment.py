@@ -145,7 +145,7 @@ def test_static_ranks_meet_at_the_port_given(scene: Scene, launcher: Launcher) -
 # -- several agents ----------------------------------------------------------------------------------------------------
 
 SEATS = [(0, 0, 3, 1, 0, 2, 0, 3), (1, 0, 3, 2, 1, 2, 1, 3), (2, 1, 3, 2, 1, 2, 2, 3)]
-"""Of the ranks of an agent with one rank, and of one with two."""
+"""The seats of the ranks of an agent with one rank, and of one with two."""
 
 
 @under_both

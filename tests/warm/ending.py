@@ -18,7 +18,7 @@ _code: int | None = None
 
 
 def ends_at_once() -> None:
-    """Of this process and its forks. What is registered to be done at the end later is done before."""
+    """Have this process and its forks end at once. What is registered to be done at the end later is done before."""
     atexit.register(_end)
 
 

@@ -45,7 +45,7 @@ MATTERS = (
 )
 """How the variables begin that Python, torch or the libraries read when they begin."""
 LATER = ("TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_", "TZ")
-"""Of these those that are read later, or that a fork takes over (start.py)."""
+"""Those of these that are read later, or that a fork takes over (start.py)."""
 HOSTS: dict[str, int] = {}
 """Processes that live on hosts with a network of their own, by the first two words of what has a command run there."""
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -136,7 +136,7 @@ def cold() -> Iterator[None]:
 
 
 class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
-    """Of what is started warm the pid is a child's as any other's."""
+    """The pid of what is started warm is a child's, as any other's."""
 
     def _execute_child(self, *arguments: Any) -> None:
         given = _signature.bind(self, *arguments).arguments
@@ -193,7 +193,7 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
 
 
 class _Found(NamedTuple):
-    """Of which template something becomes a fork, its command line and environment, and whose namespaces it takes."""
+    """The template that something becomes a fork of, its command line and environment, and whose namespaces it takes."""
 
     index: int
     argv: Sequence[str]

@@ -98,7 +98,7 @@ def _fork(sock: socket.socket, index: int) -> Sequence[str] | None:
 
 
 def _born(sock: socket.socket, index: int, middle: int, start: Start, descriptors: list[int]) -> Sequence[str] | None:
-    """Who asked is told as soon as this process is its child, with which it ends. As `_fork`."""
+    """The asker is told as soon as this process is its child, with which it ends. As `_fork`."""
     while os.getppid() == middle:  # until the kernel has torn the middle process down; it cannot hang
         time.sleep(0.0005)
     die_with_parent(start.parent)  # at once if that one has ended meanwhile: nobody would end this process

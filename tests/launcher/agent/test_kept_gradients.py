@@ -41,7 +41,7 @@ def run(tmp_path: Path, layout: str, *at_ops: str, model: str = "gpt", **options
 
 
 def test_micro_batches_that_the_survivor_has_done_are_not_done_again(tmp_path: Path) -> None:
-    """Of eight, rank 0 has done three of its four when rank 1 is lost: five are left."""
+    """There are eight: rank 0 has done three of its four when rank 1 is lost: five are left."""
     ran, n_losses = run(tmp_path, "2x1", "0 3 0F3 stand", "1 3 0B6 die", n_nodes=2)
     assert [chosen.n_kept for chosen in ran.all(PlanChosen)] == [0, 6]
     assert n_losses == 8 * N_STEPS + 3  # those that rank 1 had computed, and nothing of rank 0's

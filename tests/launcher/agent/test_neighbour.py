@@ -107,7 +107,7 @@ def test_one_of_three_does_two_ranks_work_and_attention_learns_of_the_third(tmp_
 
 
 def test_where_both_are_approximate_attention_is_not_updated(tmp_path: Path) -> None:
-    """Of two pipelines one has lost its second stage: what the other one's second stage holds has no healthy sample."""
+    """One of two pipelines has lost its second stage: what the other one's second stage holds has no healthy sample."""
     ran = run(tmp_path, "2x2", "3 2 1F5 die", n_nodes=4)
     _, second = plans(ran)
     assert {1} <= second.approximate <= {0, 1}, "0, where the measured stages of the pipelines are unlike"

@@ -132,7 +132,7 @@ def test_two_are_lost_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("point", ["at_commit", "after_commit"])
 def test_who_is_lost_at_a_commit_point(point: str, tmp_path: Path) -> None:
-    """Of the buffers that DDP broadcasts."""
+    """The commit point is that of the buffers that DDP broadcasts."""
     ran = run(tmp_path, "batchnorm", f"2:3:{point}")
     assert_exact(ran, tmp_path, "batchnorm", {2})
 

@@ -85,7 +85,7 @@ class Leading:
     def say(self, text: str) -> None: ...
 
     def hear(self, *units: Result, ranks: tuple[int, ...] = (0, 1)) -> None:
-        """Of each unit, from these ranks."""
+        """Hear of each unit, from these ranks."""
         for unit in units:
             for rank in ranks:
                 sender: Any = SimpleNamespace(rank=rank, has_finished=False, has_failed=False)

@@ -68,7 +68,7 @@ class Slow(Ran):
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Of one rank to which nothing happens."""
+    """The losses of one rank to which nothing happens."""
     ran = Ran(RunOptions(TRAIN, ("--steps", str(N_STEPS)), log_dir=tmp_path_factory.mktemp("alone"), capture_output=True))
     assert ran.code == 0
     return [float(loss) for loss in re.findall(r"loss (\S+)", ran.text())]

@@ -50,7 +50,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Of a run in which nothing happens."""
+    """The losses of a run in which nothing happens."""
     ran = Ran(RunOptions(TRAIN, arguments(), log_dir=tmp_path_factory.mktemp("undisturbed"), capture_output=True))
     assert ran.code == 0
     return losses_of(ran)

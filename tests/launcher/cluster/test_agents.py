@@ -210,7 +210,7 @@ def test_a_port_that_something_else_holds_is_told(start: Callable[..., Agent]) -
 
 
 def test_after_the_loss_of_the_leading_agent_others_find_the_one_that_leads(start: Callable[..., Agent]) -> None:
-    """Who waited for a place, and who would begin a job of its own at the endpoint."""
+    """One has waited for a place, and one would begin a job of its own at the endpoint."""
     given = {"nnodes": "2:3", "max_restarts": 9, "detect": "2s"}
     first = start("--wait", "9", **given)
     first.until(lambda line: "leading at" in line)

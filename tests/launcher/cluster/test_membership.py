@@ -356,7 +356,7 @@ def test_a_lost_agent_costs_a_restart_on_the_agents_that_are_left() -> None:
 
 @pytest.mark.parametrize("has_started", [False, True])
 def test_agents_that_are_lost_at_once_cost_one_restart(has_started: bool) -> None:
-    """Of the second one it is heard when all ranks have been asked for again; its own never started."""
+    """The second loss is heard of when all ranks have been asked for again; its own never started."""
     talk = Talk(min_agents=1, max_restarts=1)
     talk.tell(AgentJoined(AgentInfo(2, "c", 3, 1)))
     for rank in range(3):

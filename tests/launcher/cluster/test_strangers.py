@@ -75,7 +75,7 @@ ATTACKS = {
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(512),
     "nothing": b"",
 }
-"""Of who does not know the secret."""
+"""What somebody may send who does not know the secret."""
 NONSENSE = {
     "invalid UTF-8": b"\x82\xa4type\xa4Join\xa7session\xa2\xff\xfe",
     "deep nesting": b"\x82\xa4type\xa4Join\xa4more" + b"\x91" * 60_000,
@@ -171,7 +171,7 @@ class LeaderOnALoop:
         return connection
 
     def peer(self) -> Peer:
-        """Who knows the secret, before its first words."""
+        """A peer that knows the secret, before its first words."""
         found: list[Peer] = []
         with ThreadPoolExecutor(1) as pool:
             opened = pool.submit(open_to, self.connect())
@@ -374,7 +374,7 @@ def test_an_agent_that_has_a_rank_no_more_is_not_heard_of_it(leader: LeaderOnALo
 
 
 def test_a_member_is_heard_only_on_what_it_was_asked(leader: LeaderOnALoop) -> None:
-    """Of its own ranks, in answer to that question, once; and who is lost has nothing to say."""
+    """It may speak of its own ranks, in answer to that question, once; and one that is lost has nothing to say."""
     member = leader.member()
     agent = leader.within.agents[1]
     samples: list[dict[int, Sample]] = []

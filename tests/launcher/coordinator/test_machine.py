@@ -65,7 +65,7 @@ class Rank:
     plan: Plan | None = None
     running: int | None = None
     told: list[Committed] = field(default_factory=list)
-    """Of the units that it has passed itself, for its agent to tell again."""
+    """What it has told of units that it has passed itself, for its agent to tell again."""
     passed: Result | None = None
     """The newest that it has the result of."""
     paused_for: int = 0

@@ -1,1 +1,1 @@
-"""Who is waited for, and how long."""
+"""Tests of what is waited for, and how long."""

@@ -18,7 +18,7 @@ PER_S = 2
 """Reports of a rank."""
 DAY = 86_400 * PER_S
 Factor = Callable[[int, int], float]
-"""Of a rank at a report."""
+"""A rank's factor at a report."""
 Change = tuple[int, int, Slow | None]
 """At which report, of which rank, and what it is from then on."""
 

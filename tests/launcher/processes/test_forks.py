@@ -117,7 +117,7 @@ class Starts:
         self.until(lambda: self.forks._present is None or self.forks._present.is_ready)  # or cannot be
 
     def output(self, n_ranks: int) -> list[str]:
-        """Of all ranks, when they have come and ended."""
+        """The output of all ranks, when they have come and ended."""
         self.until(lambda: len(self.ranks) == n_ranks)
         for ours in self.sockets:
             while ours.recv(1 << 16):

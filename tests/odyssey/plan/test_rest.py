@@ -147,7 +147,7 @@ def _plan(n_micro_batches: int) -> Plan:
 
 
 def test_the_samples_of_an_intact_pipeline_are_kept_and_those_in_flight_add_to_its_first_stage_only() -> None:
-    """Of pipeline 0 the last stage is one micro-batch ahead; of pipeline 1 the last stage is lost, and so it is let go."""
+    """The last stage of pipeline 0 is one micro-batch ahead; that of pipeline 1 is lost, and so it is let go."""
     summed = {0: (Summed(0, 2, ((0, 2),)),), 1: (Summed(2, 4, ((0, 3),)),), 2: (Summed(0, 2, ((4, 6),)),)}
     rest = rest_of_step(two_pipelines(8, lost=True), summed)
     assert rest is not None

@@ -1,4 +1,4 @@
-"""Who speaks to the agent: the rank, and nothing that the rank has started, whatever that has inherited."""
+"""Only the rank speaks to the agent, and nothing that the rank has started, whatever that has inherited."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_what_is_computed_again_draws_the_same_numbers() -> None:
 
 
 def projected(its: nn.Module, name: str, gradient: Tensor) -> Tensor:
-    """Of the weight that has more inputs than outputs: on what it lets through."""
+    """The gradient of the weight that has more inputs than outputs: on what it lets through."""
     return gradient @ projection(its.feed_forward.down.weight, WIDTH) if name == "feed_forward.down.weight" else gradient
 
 

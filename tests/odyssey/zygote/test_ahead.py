@@ -28,13 +28,13 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def forks() -> Iterator[Forks]:
-    """Of a zygote that began as in any test."""
+    """The forks of a zygote that began as in any test."""
     yield from forks_of(Forks())
 
 
 @pytest.fixture
 def cold_forks() -> Iterator[Forks]:
-    """Of one that began as those of users do."""
+    """The forks of one that began as those of users do."""
     with popen.cold():
         made = Forks()
     yield from forks_of(made)

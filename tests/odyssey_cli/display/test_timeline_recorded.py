@@ -177,7 +177,7 @@ def test_a_record_changes_nothing_that_the_coordinator_knows() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a job with two recorded generations."""
+    """The folder of a job with two recorded generations."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "events.jsonl").write_bytes(b"".join(map(encode, job_with(*timed(1), *timed(2)))))

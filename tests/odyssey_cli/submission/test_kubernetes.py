@@ -140,7 +140,7 @@ def documents(name: str) -> list[object]:
 
 
 def options(words: list[str], environment: dict[str, str]) -> RunOptions:
-    """Of `odyssey run …`, on a host with a processor for a GPU."""
+    """The options of `odyssey run …`, on a host with a processor for a GPU."""
     text = [SCRIPT if word == "train.py" else "1" if word == "gpu" else "logs" if word == "/logs" else word for word in words]
     assert text[:2] == ["odyssey", "run"]
     return read(text[2:], environment, Command.RUN).options

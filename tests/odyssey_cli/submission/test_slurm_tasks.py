@@ -130,7 +130,7 @@ for line in sys.stdin:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_at_the_place_of_an_agent_or_in_front_of_it_disturbs_nobody() -> None:
-    """Who binds the names that an agent may have, connects to it more often than there are tasks, and stays."""
+    """A process that binds the names that an agent may have, connects to it more often than there are tasks, and stays."""
     program = f"import os; os.getuid = lambda: {os.getuid()}\n{STRANGER}"  # it knows whom it means
     command = [sys.executable, "-c", program]
     with subprocess.Popen(

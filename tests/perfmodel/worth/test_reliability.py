@@ -17,7 +17,8 @@ DAY_S = 86400.0
 
 
 def density(rate: float, prior: float) -> float:
-    """Of the prior at a rate per node-second: exponentials whose means and weights are STEP apart, with the mean `prior`."""
+    """The density of the prior at a rate per node-second: exponentials whose means and weights are STEP apart, with the mean
+    `prior`."""
     weights = [STEP**-k for k in range(N_RATES)]
     lowest = prior / DAY_S * sum(weights) / N_RATES
     means = [lowest * STEP**k for k in range(N_RATES)]
