@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import ROOT
 from tests.going_on import code_of
 
@@ -34,6 +36,7 @@ def test_each(name, left):
 """
 
 
+@pytest.mark.soak
 def test_what_has_passed_on_the_same_code_is_left_out(tmp_path: Path) -> None:
     """What has failed, in its teardown too, is run again; with other code all are."""
 

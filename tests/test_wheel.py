@@ -224,6 +224,7 @@ def test_a_job_is_planned_recovered_and_seen_from_inside_such_a_project(python: 
     assert planned.stdout.startswith("now  layout")
 
 
+@pytest.mark.soak
 def test_a_cluster_is_rehearsed_and_its_log_replayed_from_inside_such_a_project(python: Path, scene: Scene) -> None:
     make_project(scene, 2)
     here = {"PYTHONPATH": ".", **cache_of(scene)}
@@ -241,6 +242,7 @@ def test_a_cluster_is_rehearsed_and_its_log_replayed_from_inside_such_a_project(
     assert replayed.stdout.startswith("trace  exponential: ")
 
 
+@pytest.mark.soak
 def test_hosts_are_checked_before_a_job_from_inside_such_a_project(python: Path, scene: Scene) -> None:
     make_project(scene, 1)
     command = [str(python), "-m", "odyssey_cli", "run", "--check", "train.py"]

@@ -45,6 +45,7 @@ def test_a_host_that_loses_its_power_is_recovered_from(cluster: Callable[[int], 
     assert not its.hosts.pids(1) and not its.hosts.pids(2)
 
 
+@pytest.mark.soak
 def test_a_host_that_is_cut_off_for_a_while_only_stands_still(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(2)
     its.n_steps = 25
@@ -268,6 +269,7 @@ def test_hosts_that_stand_still_at_the_end_of_a_job_keep_nobody(
     assert not any(its.hosts.pids(i) for i in its.hosts.numbers)
 
 
+@pytest.mark.soak
 def test_of_ranks_that_their_cut_off_agent_holds_nobody_is_told_to_continue_them(
     cluster: Callable[[int], Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

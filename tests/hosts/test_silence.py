@@ -22,6 +22,7 @@ def _goes_on(its: Cluster) -> None:
     its.assert_exact()
 
 
+@pytest.mark.soak
 def test_most_hosts_stand_still_for_a_while(cluster: Callable[[int], Cluster]) -> None:
     """The leading one can decide nothing meanwhile, so it forgets nobody."""
     its = cluster(3)
@@ -48,6 +49,7 @@ def test_all_hosts_stand_still_for_a_while(cluster: Callable[[int], Cluster]) ->
     _goes_on(its)
 
 
+@pytest.mark.soak
 def test_the_network_is_out_for_a_while(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
     its.n_steps = 25

@@ -30,6 +30,7 @@ def test_an_agent_that_is_started_again_at_the_endpoint_joins_the_job_that_lives
     its.assert_exact()
 
 
+@pytest.mark.soak
 def test_of_two_jobs_that_meet_the_younger_one_ends(cluster: Callable[[int], Cluster]) -> None:
     """Each has begun where nobody of the other could be heard."""
     its = cluster(3)
@@ -51,6 +52,7 @@ def test_of_two_jobs_that_meet_the_younger_one_ends(cluster: Callable[[int], Clu
         assert its.agents[i].process.poll() is None, its.lines()
 
 
+@pytest.mark.soak
 def test_a_leading_agent_that_was_cut_off_joins_again_as_a_member(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
     its.n_steps, its.pause_s = 40, 0.15

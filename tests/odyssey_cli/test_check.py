@@ -243,6 +243,7 @@ def test_a_host_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- for real ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_two_agents_check_each_other(tmp_path: Path) -> None:
     """The digests of one machine agree; its speeds are not compared, so it may be busy."""
     command = [sys.executable, "-m", "odyssey_cli", "check", "--nnodes=2", "--rdzv-backend=c10d"]

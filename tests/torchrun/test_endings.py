@@ -127,7 +127,7 @@ def test_when_the_launcher_is_told_to_end_before_any_rank_is_up(scene: Scene) ->
 
 
 @pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize("is_early", [True, False], ids=["at the start", "with ranks"])
+@pytest.mark.parametrize("is_early", [pytest.param(True, marks=pytest.mark.soak), False], ids=["at the start", "with ranks"])
 def test_when_the_launcher_is_killed(scene: Scene, is_early: bool) -> None:
     run = scene.start(OURS, "--nproc-per-node=2", scene.write("train.py", FAMILY))
     if is_early:
@@ -139,7 +139,9 @@ def test_when_the_launcher_is_killed(scene: Scene, is_early: bool) -> None:
 
 
 @pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize("is_early", [True, False], ids=["while it imports", "with ranks"])
+@pytest.mark.parametrize(
+    "is_early", [pytest.param(True, marks=pytest.mark.soak), False], ids=["while it imports", "with ranks"]
+)
 def test_a_killed_zygote_costs_nothing(scene: Scene, is_early: bool) -> None:
     os.mkfifo(scene.cwd / "go")
     go = os.open(scene.cwd / "go", os.O_RDWR)

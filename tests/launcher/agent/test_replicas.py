@@ -196,7 +196,11 @@ def test_without_a_restart_that_is_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "why"),
-    [("static", "its DDP has static_graph"), ("zero", "the survivors' models are not the same"), ("bare", "without Distr")],
+    [
+        pytest.param("static", "its DDP has static_graph", marks=pytest.mark.soak),
+        ("zero", "the survivors' models are not the same"),
+        ("bare", "without Distr"),
+    ],
 )
 def test_what_cannot_be_begun_anew_is_told_by_name(variant: str, why: str, tmp_path: Path) -> None:
     """ZeRO has a part of the optimizer's state on one rank only."""
@@ -335,7 +339,7 @@ def nano_model(made_by: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     return net.state_dict()
 
 
-@pytest.mark.parametrize("micro_step", [0, 1])
+@pytest.mark.parametrize("micro_step", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_loop_as_nanogpt_has_it(micro_step: int, tmp_path: Path) -> None:
     """The lost rank has given nothing to its last step: it ended before the last of its backwards."""
     ran = Ran(

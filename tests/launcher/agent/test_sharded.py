@@ -141,6 +141,7 @@ def test_what_would_make_ranks_wait_for_each_other_is_refused(arguments: tuple[s
     assert why in ran.all(JobEnded)[0].reason
 
 
+@pytest.mark.soak
 def test_the_example_writes_the_model_of_a_script_that_runs_alone(tmp_path: Path) -> None:
     """To float32's rounding, though a rank is killed on the way: docs/own-model.md."""
     script, alone, together = ROOT / "examples" / "train_sharded.py", tmp_path / "alone.pt", tmp_path / "together.pt"

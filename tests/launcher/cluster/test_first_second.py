@@ -34,7 +34,7 @@ def assert_others_end_well(agents: list[Agent], struck: int) -> None:
     assert {f"RANK {rank} of {n}\n" for rank in range(n)} <= set(lines), lines
 
 
-@pytest.mark.parametrize("struck", [0, 1], ids=["the leading agent", "a member"])
+@pytest.mark.parametrize("struck", [0, pytest.param(1, marks=pytest.mark.soak)], ids=["the leading agent", "a member"])
 def test_an_agent_is_killed_while_others_are_awaited(start: Callable[..., Agent], struck: int) -> None:
     agents = come(start, 3)
     agents[struck].process.kill()
@@ -53,7 +53,7 @@ def test_an_agent_begins_at_an_endpoint_whose_first_agent_is_lost_before_it_took
     assert_others_end_well([first, second], -1)
 
 
-@pytest.mark.parametrize("struck", [0, 1], ids=["the leading agent", "a member"])
+@pytest.mark.parametrize("struck", [0, pytest.param(1, marks=pytest.mark.soak)], ids=["the leading agent", "a member"])
 def test_an_agent_is_stopped_for_a_while_when_others_are_awaited(start: Callable[..., Agent], struck: int) -> None:
     agents = come(start, 3, rdzv_conf="last_call_timeout=100")
     agents[struck].process.send_signal(signal.SIGSTOP)

@@ -632,7 +632,7 @@ def test_a_job_that_is_attacked_runs_to_its_end(start: Callable[..., Agent]) -> 
     assert "Traceback" not in "".join(first.lines + second.lines)
 
 
-@pytest.mark.parametrize("zygote", ["1", "0"])
+@pytest.mark.parametrize("zygote", ["1", pytest.param("0", marks=pytest.mark.soak)])
 def test_no_process_but_the_agent_itself_finds_the_secret(
     start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zygote: str
 ) -> None:

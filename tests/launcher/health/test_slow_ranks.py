@@ -82,7 +82,7 @@ def replicas(n_ranks: int) -> list[tuple[int, int]]:
     "layers",
     [
         pytest.param(replicas(1), id="1"),
-        pytest.param(replicas(2), id="2"),
+        pytest.param(replicas(2), id="2", marks=pytest.mark.soak),
         pytest.param([(0, 3), (3, 4), (0, 3), (3, 4)], id="2x2", marks=pytest.mark.soak),
     ],
 )

@@ -71,7 +71,7 @@ def run(tmp_path: Path, *arguments: str, layout: str, n_nodes: int = 2) -> Ran:
 @pytest.mark.parametrize(
     ("zero", "others", "layout"),
     [
-        pytest.param("save", "step", "1x2", id="who computes waits for an output"),
+        pytest.param("save", "step", "1x2", id="who computes waits for an output", marks=pytest.mark.soak),
         pytest.param("step", "save", "2x1", id="who computes waits for a reduction"),
         pytest.param("once", "evaluate", "2x1", id="reductions of different sizes would meet"),
         pytest.param("once_with_state", "once", "1x2", id="one of them moves the state", marks=pytest.mark.soak),
