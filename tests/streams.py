@@ -154,7 +154,8 @@ def by_loader(stream: Stream, wanted: list[int]) -> list[list[Any]]:
         stream.set_epoch(epoch)
         loader: DataLoader[Any] = DataLoader(Tagged(stream), batch_size=None, num_workers=0 if n == 1 else n)
         for worker, sample in loader:
-            found[worker].append(sample)
+            if len(found[worker]) < wanted[worker]:
+                found[worker].append(copy.deepcopy(sample))  # what a worker shares keeps a descriptor each
         epoch += 1
     return found
 
