@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -114,6 +114,22 @@ def test_what_another_agent_tells_is_looked_at_first_though_it_has_answered_befo
     assert places.in_turn()[0] == told
 
 
+def in_vain(
+    loop: FakeLoop, say: Callable[[str], None], begins_here: Callable[[], bool], elsewhere: Sequence[Address] = ()
+) -> LeaderSearch:
+    """Nobody is found, and it goes on."""
+    return LeaderSearch(
+        loop,
+        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=1),
+        KEY,
+        found=lambda link, at: pytest.fail("found"),
+        given_up=pytest.fail,
+        begins_here=begins_here,
+        say=say,
+        elsewhere=elsewhere,
+    )
+
+
 def test_a_job_that_went_on_without_an_agent_is_over_where_nobody_listens_any_more(loop: FakeLoop) -> None:
     """Not while somebody of it is silent, who may lead it."""
     silent = addresses.listen("127.0.0.1", socket.AF_INET, [0])
@@ -123,15 +139,7 @@ def test_a_job_that_went_on_without_an_agent_is_over_where_nobody_listens_any_mo
         listener.close()
     gone: list[Sequence[Address]] = []
     told: list[str] = []
-    search = LeaderSearch(
-        loop,
-        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=1),
-        KEY,
-        found=lambda link, at: pytest.fail("found"),
-        given_up=pytest.fail,
-        begins_here=lambda: pytest.fail("somebody may be there"),
-        say=told.append,
-    )
+    search = in_vain(loop, told.append, lambda: pytest.fail("somebody may be there"))
     search.look_for(members, gone.append)
     search.start()
     while not told:
@@ -156,16 +164,7 @@ def test_an_agent_may_begin_a_job_itself_where_nobody_listens(loop: FakeLoop) ->
         asked.append(silent.fileno() < 0)
         return len(asked) == 3
 
-    search = LeaderSearch(
-        loop,
-        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=1),
-        KEY,
-        found=lambda link, at: pytest.fail("found"),
-        given_up=pytest.fail,
-        begins_here=begins_here,
-        say=told.append,
-        elsewhere=[at],
-    )
+    search = in_vain(loop, told.append, begins_here, [at])
     search.start()
     while not told:
         turn(loop)
