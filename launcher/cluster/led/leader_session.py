@@ -79,7 +79,8 @@ class LeaderSession:
         self._session = Session(loop, self._heart, FromLeader, detect_s, self._is_cut)
         self._session.handle(received, lost)
         self._address = Address("", 0)
-        self._connector: Connector | None = None
+        self._redialled: Connector | Link | None = None
+        """The next link, until it is this session's."""
         self._watch: Timer | None = None
         self._is_held = False
         self._first: Attach | None = None
@@ -122,8 +123,8 @@ class LeaderSession:
         """Without a word to anybody."""
         if self._watch is not None:
             self._watch.cancel()
-        if self._connector is not None:
-            self._connector.close()
+        if self._redialled is not None:
+            self._redialled.close()
         self._session.close()
         self._heart.close()
 
@@ -148,41 +149,47 @@ class LeaderSession:
             self._redial()
 
     def _redial(self) -> None:
-        if self._connector is None and not self._session.is_over:
-            self._connector = Connector(
+        if self._redialled is None and not self._session.is_over:
+            self._redialled = Connector(
                 self._loop, [self._address], self._key, self._port, connected=self._ask, failed=self._cannot_connect
             )
 
     def _cannot_connect(self, why: str, is_refused: bool) -> None:
-        self._connector = None
+        self._redialled = None
         if is_refused:  # its host lives, and it does not
             self._session.end(self._why or why)
 
     def _ask(self, link: Link, address: Address) -> None:
-        limit = self._loop.later(self._detect_s, link.close)
+        self._redialled = link
+
+        def ended(why: str) -> None:
+            limit.cancel()
+            self._redialled = None
+
+        def unanswered() -> None:
+            link.close()
+            ended("it does not answer")
+
+        limit = self._loop.later(self._detect_s, unanswered)
 
         def answered(body: bytes) -> None:
-            limit.cancel()
-            self._connector = None
+            ended("it has answered")
             try:
                 answer: Answer = _answer.decode(body)
                 if isinstance(answer, Resumed):
                     self._first = None
                     self._session.attach(link, answer.n_received)
                     return
-                if isinstance(answer, Unknown):
-                    link.close()
-                    self._session.end("another agent is there now")
-                    return
             except Malformed as error:
+                link.close()
                 self._session.end(f"sent what is no message of ours: {error}")
                 return
-            self.close()
-            self._forgotten()
-
-        def ended(why: str) -> None:
-            limit.cancel()
-            self._connector = None
+            link.close()
+            if isinstance(answer, Unknown):
+                self._session.end("another agent is there now")
+            else:
+                self.close()
+                self._forgotten()
 
         link.begin(answered, ended, MAX_FIRST_BYTES)
         link.send(packed(self._first or Resume(self.token, self._session.n_received)))

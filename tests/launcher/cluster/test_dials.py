@@ -6,16 +6,20 @@ import resource
 import socket
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
+from launcher.cluster import wire
 from launcher.cluster.led.leader_search import MAX_ELSEWHERE, LeaderSearch, Places
+from launcher.cluster.led.leader_session import LeaderSession
 from launcher.cluster.links import addresses
 from launcher.cluster.links.accept import Acceptor
 from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
 from launcher.options import RunOptions
+from odyssey.protocol.frames import packed
 from tests.fake_loop import FakeLoop
-from tests.launcher.cluster.links import KEY, PORT, loop, turn
+from tests.launcher.cluster.links import KEY, PORT, join, loop, turn
 
 __all__ = ["loop"]
 
@@ -214,3 +218,48 @@ def test_a_dial_fails_where_no_descriptor_is_left(loop: FakeLoop) -> None:
     while not told:
         turn(loop)
     assert told == ["127.0.0.1:9: Too many open files"]
+
+
+def test_a_member_whose_question_is_not_answered_asks_again(loop: FakeLoop) -> None:
+    """Its link was cut a second time on the way, or whoever leads is busy: it has not been lost by that."""
+    listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
+    where = Address("127.0.0.1", int(listener.getsockname()[1]))
+    came: list[tuple[Link, bytes]] = []
+    leading = Acceptor(loop, listener, KEY, PORT, wire.MAX_FIRST_BYTES, lambda *said: came.append(said))
+    held: list[bool] = []
+    session = LeaderSession(
+        loop,
+        KEY,
+        PORT,
+        3.0,
+        received=lambda message: None,
+        hold=held.append,
+        lost=lambda why: pytest.fail(why),
+        forgotten=lambda: pytest.fail("forgotten"),
+    )
+    first_words = join(session=session.token)
+    Connector(
+        loop,
+        [where],
+        KEY,
+        PORT,
+        connected=lambda link, at: session.begin(link, at, first_words),
+        failed=lambda why, _: pytest.fail(why),
+    )
+
+    def until(what: Callable[[], bool]) -> None:
+        while not what():
+            turn(loop)
+            loop.now += 0.02
+
+    until(lambda: len(came) == 1)
+    session.is_welcome()
+    came[0][0].close()
+    until(lambda: len(came) == 3)  # the second link gets no answer
+    assert all(msgspec.msgpack.decode(body, type=wire.Resume).session == session.token for _, body in came[1:])
+    came[2][0].send(packed(wire.Resumed(0)))
+    until(lambda: held == [True, False])
+    session.close()
+    leading.close()
+    for link, _ in came:
+        link.close()
