@@ -6,6 +6,7 @@ import os
 import socket
 
 import odyssey
+from launcher.host import proc
 from launcher.joblog import registry
 from launcher.joblog.events import AgentInfo, JobStarted
 from launcher.options import RunOptions
@@ -35,6 +36,7 @@ def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo,
         restart_backoff_s=options.restart_backoff_s,
         retries_same_failure=options.retries_same_failure,
         pid_started=registry.started_at(os.getpid()) or 0.0,
+        boot=proc.boot_id(),
         host=socket.gethostname(),
         folder=str(folder.path or ""),
         run_id=folder.run_id,

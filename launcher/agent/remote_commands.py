@@ -23,7 +23,7 @@ def owner_of_folder(local: LocalAgent, number: int, started: JobStarted, leader:
     return Owner(
         job=Path(folder).name,
         number=number,
-        process=owner.this_process(local.now()),
+        process=owner.this_process(),
         port=local.options.master_port,
         secret_file=str(secret_file.absolute()) if secret_file is not None else "",
         leader=leader,

@@ -145,14 +145,6 @@ def descriptor(pid: int, number: int) -> Path:
     return PROC / str(pid) / "fd" / str(number)
 
 
-def booted_at() -> float:
-    """Seconds since the epoch; 0 where nobody knows."""
-    for line in (PROC / "stat").read_text().splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
-    return 0.0
-
-
 def boot_id() -> str:
     """The same for all processes of a machine, until it boots again; empty where nobody knows."""
     return _text(PROC / "sys/kernel/random/boot_id").strip()

@@ -94,10 +94,10 @@ class Diagnostics(msgspec.Struct, frozen=True):
 class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     """First line of a log. `profile_only`: measure the model, write the profile, and end. `agents`: in the order of their
     ranks; empty where there is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in
-    seconds after the boot of its `host`, so that nobody takes another process of this number for it. `folder`: the job's own;
-    empty for none. `rehearsed`: what its ranks stand in for; empty for a real job. `speed`: how many seconds of that pass
-    in one of ours, which all times of the log are in. `failure_rate`: as asked for, losses per node-day. `may_build_job`: the
-    script says that it imports odyssey.
+    seconds after the boot of its `host`, which is called `boot`: nobody takes another process of this number for it. `folder`:
+    the job's own; empty for none. `rehearsed`: what its ranks stand in for; empty for a real job. `speed`: how many seconds of
+    that pass in one of ours, which all times of the log are in. `failure_rate`: as asked for, losses per node-day.
+    `may_build_job`: the script says that it imports odyssey.
     """
 
     script: str
@@ -112,6 +112,7 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     pid: int
     profile_only: bool = False
     pid_started: float = 0.0
+    boot: str = ""
     host: str = ""
     agents: tuple[AgentInfo, ...] = ()
     min_agents: int = 1

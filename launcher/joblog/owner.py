@@ -21,17 +21,17 @@ _SAME_START_S = 0.5 * proc.TICK_S
 
 
 class Process(msgspec.Struct, frozen=True):
-    """An agent's. `pid_started`: seconds after the boot of its `host`; `at`: when this was written, seconds since the epoch."""
+    """An agent's. `pid_started`: seconds after its `host` began to run, as which it is called `boot`."""
 
     host: str
     pid: int
     pid_started: float
-    at: float
+    boot: str
 
     @property
     def runs_here(self) -> bool:
         """It, and no other process that has come to have its number."""
-        if self.host not in ("", socket.gethostname()) or self.at < proc.booted_at() - 1:
+        if self.host not in ("", socket.gethostname()) or self.boot != proc.boot_id():
             return False
         now = proc.stat(self.pid)
         return now is not None and abs(now.started_s - self.pid_started) < _SAME_START_S
@@ -74,7 +74,7 @@ def is_held(folder: Path) -> bool:
     return os.path.exists(folder / HELD)
 
 
-def this_process(at: float) -> Process:
-    """`at`: now."""
+def this_process() -> Process:
+    """The one that calls this."""
     own = proc.stat(os.getpid())
-    return Process(socket.gethostname(), os.getpid(), own.started_s if own is not None else 0.0, at)
+    return Process(socket.gethostname(), os.getpid(), own.started_s if own is not None else 0.0, proc.boot_id())

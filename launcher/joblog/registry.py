@@ -1,12 +1,14 @@
-"""The jobs of this user on this host: a link to each job's folder, and whether its agent still runs.
+"""The jobs of this user: a link to each job's folder, and whether its agent still runs.
 
-`$XDG_STATE_HOME/odyssey/jobs/<name of the job's folder>` (`~/.local/state` by default) points to the folder; what is true of a
-job is in its event log and nowhere else. A link is only how `odyssey ps` finds it: a job without one runs as well.
+`$XDG_STATE_HOME/odyssey/jobs/<host>/<name of the job's folder>` (`~/.local/state` by default) points to the folder; what is
+true of a job is in its event log and nowhere else. A link is only how `odyssey ps` finds it: a job without one runs as well.
+Hosts may share a home and not the folders of their jobs, nor see each other's processes: each cleans up its own links.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 from launcher.host import proc
@@ -17,16 +19,16 @@ N_KEPT = 100
 
 
 def directory() -> Path:
-    """Where the links are; it need not exist. Raises FileNotFoundError for a user without a home, as in some containers."""
+    """Where this host's links are; it need not exist. Raises FileNotFoundError for a user without a home, as in some containers."""
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
-        return (Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state") / "odyssey" / "jobs"
+        return (Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state") / "odyssey" / "jobs" / socket.gethostname()
     except RuntimeError:
         raise FileNotFoundError("this user has no home; set HOME or XDG_STATE_HOME") from None
 
 
 def enter(folder: Path) -> None:
-    """Add a job that begins, forget those whose folder is gone and all but the newest that have ended. Raises OSError."""
+    """Add a job that begins here, forget those whose folder is gone and all but the newest that have ended. Raises OSError."""
     links = directory()
     links.mkdir(parents=True, exist_ok=True)
     name = folder.name
@@ -52,24 +54,26 @@ def _prune(links: Path) -> None:
 
 
 def folders() -> list[Path]:
-    """Give the folders of all jobs that are known and still have one, the newest first; none for a user without a home."""
+    """Give the folders of all jobs that are known, on any host, and are seen from here, the newest first; none for a user
+    without a home."""
     try:
-        links = directory()
-    except FileNotFoundError:
-        return []
-    return [link.resolve() for link in _newest_first(links) if os.path.exists(link / reader.NAME)]
-
-
-def _newest_first(links: Path) -> list[Path]:
-    times: list[tuple[float, Path]] = []
-    try:
-        for entry in links.iterdir():
-            try:
-                times.append((entry.lstat().st_mtime, entry))
-            except FileNotFoundError:
-                continue  # another agent is cleaning up
+        hosts = list(directory().parent.iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        pass
+        return []
+    return [link.resolve() for link in _newest_first(*hosts) if os.path.exists(link / reader.NAME)]
+
+
+def _newest_first(*folders: Path) -> list[Path]:
+    times: list[tuple[float, Path]] = []
+    for links in folders:
+        try:
+            for entry in links.iterdir():
+                try:
+                    times.append((entry.lstat().st_mtime, entry))
+                except FileNotFoundError:
+                    continue  # another agent is cleaning up
+        except (FileNotFoundError, NotADirectoryError):
+            continue
     return [link for _, link in sorted(times, reverse=True)]
 
 
@@ -87,7 +91,7 @@ def agent_of(started: Event) -> int | None:
     job = started.body
     if not isinstance(job, JobStarted):
         return None
-    return job.pid if owner.Process(job.host, job.pid, job.pid_started, started.time).runs_here else None
+    return job.pid if owner.Process(job.host, job.pid, job.pid_started, job.boot).runs_here else None
 
 
 def is_running(folder: Path) -> bool:

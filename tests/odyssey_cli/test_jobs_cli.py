@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from launcher.host import proc
 from launcher.joblog import reader, registry
 from launcher.joblog.events import (
     Body,
@@ -53,7 +55,7 @@ print("rank", os.environ["RANK"], "is through", flush=True)
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state" / "odyssey" / "jobs"
+    return tmp_path / "state" / "odyssey" / "jobs" / socket.gethostname()
 
 
 class Launched:
@@ -277,7 +279,8 @@ def test_a_job_without_a_folder_is_not_entered(tmp_path: Path, state: Path) -> N
 
 
 def started(pid: int = 1, pid_started: float = -1.0, **rest: Any) -> JobStarted:
-    return JobStarted("train.py", (), 1, 2, 0, "auto", "auto", None, "0.1.0", pid, False, pid_started, **rest)
+    named = {"boot": proc.boot_id(), **rest}
+    return JobStarted("train.py", (), 1, 2, 0, "auto", "auto", None, "0.1.0", pid, False, pid_started, **named)
 
 
 def logged(folder: Path, *bodies: Body, time: float = 2e9) -> Path:
@@ -306,6 +309,23 @@ def test_the_registry_forgets_what_is_gone_and_all_but_the_newest_that_ended(
     assert {link.name for link in state.iterdir()} == {"old but running", "new", "newer"}
 
 
+def test_hosts_that_share_a_home_leave_each_others_jobs_alone(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, seen = logged(tmp_path / "hidden", started()), logged(tmp_path / "seen", started())
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: "elsewhere")
+        for folder in (hidden, seen):
+            registry.enter(folder)
+    monkeypatch.setattr(registry, "N_KEPT", 1)
+    (hidden / "events.jsonl").rename(hidden / "on a disk of that host")
+    here = [logged(tmp_path / name, started()) for name in ("here", "newest")]
+    for folder in here:
+        registry.enter(folder)
+    assert {link.name for link in (state.parent / "elsewhere").iterdir()} == {"hidden", "seen"}
+    assert set(registry.folders()) == {here[1], seen}
+
+
 def test_folders_of_the_same_name_are_both_kept(tmp_path: Path) -> None:
     folders = {logged(tmp_path / side / "job", started()) for side in ("a", "b")}
     for folder in folders:
@@ -319,11 +339,11 @@ def test_another_process_with_the_agents_number_is_never_taken_for_it(
 ) -> None:
     own = registry.started_at(os.getpid())
     assert own is not None
-    right = logged(tmp_path / "right", started(os.getpid(), own))
+    right = logged(tmp_path / "right", started(os.getpid(), own), time=1.0)  # the clock was set since
     assert registry.is_running(right)
     assert registry.is_running(logged(tmp_path / "later", Note("waiting for agent 1"), started(os.getpid(), own)))
-    job = started(os.getpid(), own + (broken == "start"), host="elsewhere" if broken == "host" else "")
-    folder = logged(tmp_path / "wrong", job, time=1.0 if broken == "boot" else 2e9)
+    rest = {"host": {"host": "elsewhere"}, "boot": {"boot": "before"}}.get(broken, {})
+    folder = logged(tmp_path / "wrong", started(os.getpid(), own + (broken == "start"), **rest))
     assert not registry.is_running(folder)
     assert Cli(capsys, "stop", str(folder)).code == 2  # and this process lives
 
