@@ -6,6 +6,7 @@ of it is in the log.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -63,7 +64,8 @@ class NoticeSocket:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()
             self._socket = None
-            (self._folder / NAME).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder's disk may be gone, and the job is over all the same
+                (self._folder / NAME).unlink(missing_ok=True)
 
 
 def notice(ask: AskLeave) -> NoticeGiven:

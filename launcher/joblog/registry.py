@@ -19,12 +19,13 @@ N_KEPT = 100
 
 
 def directory() -> Path:
-    """Where this host's links are; it need not exist. Raises FileNotFoundError for a user without a home, as in some containers."""
+    """Where this host's links are; it need not exist. Raises FileNotFoundError for a user without a home, as in containers."""
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
-        return (Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state") / "odyssey" / "jobs" / socket.gethostname()
+        home = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     except RuntimeError:
         raise FileNotFoundError("this user has no home; set HOME or XDG_STATE_HOME") from None
+    return home / "odyssey" / "jobs" / socket.gethostname()
 
 
 def enter(folder: Path) -> None:

@@ -192,7 +192,7 @@ class Streams:
     def stderr_log(self, rank: Rank) -> str:
         """The file with what the rank's last process has written to stderr; empty where there is none."""
         tail = self._tails.get(rank)
-        return str(tail.log) if tail is not None and tail.log is not None and tail.log.exists() else ""
+        return str(tail.log) if tail is not None and tail.log is not None and os.path.exists(tail.log) else ""
 
     @property
     def are_shown(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -123,10 +124,12 @@ class _TimerFile:
             self.path = str(job_dir / f"timers-{os.getpid()}")
 
     def remove(self) -> None:
+        """As far as that can be: the job is over, whatever has become of its folder."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # what cleans such folders may have been faster
         elif self.path:
-            Path(self.path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
 
 
 def _private_folder() -> Path:

@@ -126,24 +126,21 @@ class LocalAgent:
         self.become(role)
         received = GroupSignals(self.loop, self.processes.orphans.witnessed, self._on_signal)
         signals = Signals(self.loop, self.options, partial(self._on_signals, received))
-        try:
-            signals.watch()
-            self.processes.start()
-            role.start()
-            while not self._is_over(self._present.ranks):
-                self.loop.turn()
-            self._linger()
-        except Exception:
-            self._hand_over()
-            raise
-        finally:
-            self._present.close()
-            self.own_ranks.close()
-            self.processes.close()
-            signals.close()
-            self.loop.close()
-            self.folder.close()
-            gc.enable()
+        with contextlib.ExitStack() as end:  # the last one first, and each whatever has become of the others
+            for close in (gc.enable, self.folder.close, self.loop.close, signals.close, self.processes.close):
+                end.callback(close)
+            end.callback(self.own_ranks.close)
+            end.callback(lambda: self._present.close())
+            try:
+                signals.watch()
+                self.processes.start()
+                role.start()
+                while not self._is_over(self._present.ranks):
+                    self.loop.turn()
+                self._linger()
+            except Exception:
+                self._hand_over()
+                raise
         if self._failure is not None:
             raise self._failure
         assert self.code is not None

@@ -53,15 +53,21 @@ def _end(process: int, job: find.FoundJob, now: bool) -> None:
     if not now:
         _say_that_it_ends(job)
     try:
-        signal.pidfd_send_signal(process, signal.SIGTERM)
+        _tell_to_end(process)
         if now and job.board.ended is None:
             log, deadline = job.folder / reader.NAME, time.monotonic() + TAKEN_S
             while not gone.poll(LOOK_S * 1000) and not reader.has_ended(log) and time.monotonic() < deadline:
                 pass
-            signal.pidfd_send_signal(process, signal.SIGTERM)
+            _tell_to_end(process)
     except ProcessLookupError:
         pass  # gone
     gone.poll()
+
+
+def _tell_to_end(process: int) -> None:
+    """One that was stopped, as by Ctrl-Z, hears of it when it goes on. Raises ProcessLookupError."""
+    signal.pidfd_send_signal(process, signal.SIGTERM)
+    signal.pidfd_send_signal(process, signal.SIGCONT)
 
 
 def _ask(process: int, job: find.FoundJob, now: bool) -> None:

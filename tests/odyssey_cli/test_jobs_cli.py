@@ -192,6 +192,26 @@ def test_stop_now_does_not_wait_for_ranks_that_ignore_the_signal(
     assert job.process.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("now", [(), ("--now",)])
+def test_an_agent_that_was_stopped_by_ctrl_z_ends(
+    now: tuple[str, ...], launch: Callable[..., Launched], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = launch()
+    job.begin()
+    job.process.send_signal(signal.SIGSTOP)
+    assert Cli(capsys, "stop", *now).code == 0
+    assert job.process.wait() == 128 + signal.SIGTERM
+
+
+def test_what_has_become_of_a_jobs_folder_costs_no_exit_code(launch: Callable[..., Launched]) -> None:
+    job = launch()
+    notices = job.begin() / "notices"
+    notices.unlink()
+    notices.mkdir()  # it cannot be unlinked, as on a disk that has become read-only
+    job.let_go()
+    assert job.process.wait() == 0
+
+
 def test_who_follows_a_job_that_keeps_no_output_is_told_how_it_is_kept(launch: Callable[..., Launched]) -> None:
     job = launch("--keep-output", "0")
     folder = job.begin()
