@@ -345,6 +345,5 @@ def _begins_at_endpoint(local: LocalAgent, where: str) -> bool:
     if server_socket is None:
         return False
     local.sink.say(f"nobody listens at {where} any more: the job begins here")
-    local.fail(endpoint.EndpointIsFree(server_socket))
-    local.code = ExitCode.FAILED
+    local.begin_anew(endpoint.EndpointIsFree(server_socket))
     return True

@@ -91,8 +91,7 @@ class OtherJobs:
         """Another one leads this agent from now on, which has begun no job, or (`was_in`) whose own goes on, with `others`."""
         local = self._part.local
         if local.code is None:
-            local.fail(LedElsewhere(address, others, was_in=was_in))
-            local.code = ExitCode.FAILED
+            local.begin_anew(LedElsewhere(address, others, was_in=was_in))
 
     def _ends(self, older: LedBy) -> None:
         what = f"an older job of this --rdzv-id is led at {Address(older.host, older.port)}, so this one ends"

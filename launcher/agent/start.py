@@ -16,6 +16,7 @@ from launcher.cluster import endpoint
 from launcher.cluster.links import secret
 from launcher.host.fitness import child
 from launcher.host.fitness.findings import HostReport
+from launcher.host.signals import Signals
 from launcher.joblog import torch_events
 from launcher.joblog.events import Event, Note
 from launcher.options import RunOptions
@@ -54,13 +55,15 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
         profile = read(options.profile)
     report = _checked(options, watch) if options.checks_hosts else None
     listener = endpoint.host_or_join(options)
+    signals = Signals(options)
     try:
+        signals.watch()
         local = LocalAgent(options, listener, output, report)
         part = Part(local, watch, drills, profile)
         role: Role = leading(founding(part, listener, key)) if listener is not None else Member(part, key)
         while True:
             try:
-                return local.run(role)
+                return local.run(role, signals)
             except LedElsewhere as error:
                 local = LocalAgent(options, None, output, report)
                 role = Member(Part(local, watch, drills, profile), key, error.addresses, was_in=error.was_in)
@@ -69,6 +72,7 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
                 local = LocalAgent(options, listener, output, report)
                 role = leading(founding(Part(local, watch, drills, profile), listener, key))
     finally:
+        signals.close()
         if listener is not None:
             listener.close()
 

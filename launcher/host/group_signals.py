@@ -26,15 +26,19 @@ class GroupSignals:
         self._witnessed = witnessed
         self._received = received
         self._seen_at: dict[int, float] = {}
+        self.undecided: list[int] = []
+        """Signals that have arrived, and `received` has not heard of."""
 
     def arrived(self, number: int) -> None:
         """A signal is here: decide now, if the witness has it too, or in a moment."""
         if self._is_everywhere(number):
             self._received(number, True)
         else:
+            self.undecided.append(number)
             self._loop.later(WITNESS_S, partial(self._decide, number))
 
     def _decide(self, number: int) -> None:
+        self.undecided.remove(number)
         self._received(number, self._is_everywhere(number))
 
     def _is_everywhere(self, number: int) -> bool:

@@ -15,8 +15,8 @@ IS_NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 class Signals:
-    """From `watch` to `close` the signals that end a job or are passed on, and SIGCHLD, come to `received`, and orphans below
-    this process are its children.
+    """From `watch` to `close` the signals that end a job or are passed on, and SIGCHLD, come to whom they are given to: none is
+    lost between one and the next. Orphans below this process are its children.
 
     They come even if the launcher was started with them ignored, as what a script starts in the background has SIGINT, or
     blocked. Only SIGHUP, if it is ignored and not to be passed on, stays so, for its ranks as well: nohup asks for that.
@@ -25,12 +25,10 @@ class Signals:
     its exit code is decided.
     """
 
-    def __init__(self, loop: Loop, options: RunOptions, received: Callable[[bytes], None]) -> None:
-        self._loop = loop
+    def __init__(self, options: RunOptions) -> None:
         self._ending = {signal.Signals[name] for name in options.ending_signals}
         self._others = {signal.SIGCHLD, *(signal.Signals[name] for name in options.forwarded_signals)}
         self._is_last = options.ends_process
-        self._received = received
         self._is_watching = False
 
     def watch(self) -> None:
@@ -46,14 +44,24 @@ class Signals:
         self._old_wake = signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
         self._handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-        self._loop.watch(self._wake.fileno(), self._on_wake)
 
-    def _on_wake(self, mask: int) -> None:
-        try:
-            numbers = self._wake.recv(4096)
-        except BlockingIOError:
-            return
-        self._received(numbers)
+    def give(self, loop: Loop, received: Callable[[bytes], None]) -> None:
+        """Call `received` with the numbers of those that have come and that come, until `take_back`."""
+
+        def on_wake(mask: int) -> None:
+            try:
+                numbers = self._wake.recv(4096)
+            except BlockingIOError:
+                return
+            received(numbers)
+
+        loop.watch(self._wake.fileno(), on_wake)
+
+    def take_back(self, loop: Loop, unheard: bytes = b"") -> None:
+        """What comes from now on is for the next, and before it what has come here and is `unheard`."""
+        loop.unwatch(self._wake.fileno())
+        if unheard:
+            self._wake_end.send(unheard)
 
     def close(self) -> None:
         """No signal is heard any more."""

@@ -113,26 +113,28 @@ class LocalAgent:
         """A signal that is on its way to all processes here."""
         self._is_hurried = False
         """Nothing is waited for any more."""
+        self._for_next: list[int] | None = None
+        """Where another agent of this process follows: signals that are for it."""
 
     def now(self) -> float:
         """Seconds since the epoch, which no change of the host's clock moves."""
         return self._epoch + self.loop.clock()
 
-    def run(self, role: Role) -> int:
-        """Until all has ended, and nothing is left: no process of any session below this one, no descriptor, no handler.
+    def run(self, role: Role, signals: Signals) -> int:
+        """Until all has ended, and nothing is left: no process of any session below this one, no descriptor.
 
         To be called from the main thread. Raises OdysseyError if that is what the end came from.
         """
         self.become(role)
         received = GroupSignals(self.loop, self.processes.orphans.witnessed, self._on_signal)
-        signals = Signals(self.loop, self.options, partial(self._on_signals, received))
         with contextlib.ExitStack() as end:  # the last one first, and each whatever has become of the others
-            for close in (gc.enable, self.folder.close, self.loop.close, signals.close, self.processes.close):
+            for close in (gc.enable, self.folder.close, self.loop.close):
                 end.callback(close)
-            end.callback(self.own_ranks.close)
-            end.callback(lambda: self._present.close())
+            signals.give(self.loop, partial(self._on_signals, received))
+            end.callback(lambda: signals.take_back(self.loop, self._unheard(received)))
+            for close in (self.processes.close, self.own_ranks.close, lambda: self._present.close()):
+                end.callback(close)
             try:
-                signals.watch()
                 self.processes.start()
                 role.start()
                 while not self._is_over(self._present.ranks):
@@ -198,6 +200,10 @@ class LocalAgent:
         """Have `run` raise this in the end, unless there is a reason already."""
         self._failure = self._failure or error
 
+    def begin_anew(self, why: OdysseyError) -> None:
+        """Have `run` raise this at once: another agent of this process follows."""
+        self._failure, self.code, self._for_next = why, ExitCode.FAILED, []
+
     def hurry(self, ranks: Ranks) -> None:
         """What is left is killed at once."""
         self._is_hurried = True
@@ -224,6 +230,8 @@ class LocalAgent:
             if is_second or number == self._awaited:
                 return  # nobody is impatient
         if self.code is not None:
+            if self._for_next is not None:
+                self._for_next.append(number)
             self.hurry(role.ranks)  # told to end for the second time
         elif not everywhere:
             role.asked_to_end(signal.Signals(number))
@@ -231,6 +239,10 @@ class LocalAgent:
             role.end_job(signal.Signals(number))
         else:
             self.loop.later(OTHERS_S, partial(self._end_alone, signal.Signals(number)))
+
+    def _unheard(self, received: GroupSignals) -> bytes:
+        """Signals of which only who follows this agent can make something."""
+        return bytes([*self._for_next, *received.undecided]) if self._for_next is not None else b""
 
     def end_ranks(self, number: int) -> None:
         """By this signal, unless whoever sent it to all on another host sends it to all here, too."""
