@@ -15,13 +15,21 @@ from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError, UsageError
 
 
-def print_error(what: str, help: str = "") -> None:
-    """`error: …` and `help: …` on stderr, in colour where that is a terminal."""
+def error_text(what: str, help: str = "") -> str:
+    """`error: …` and `help: …` for stderr, in colour where that is a terminal."""
     red, cyan, reset = ("\033[1;31m", "\033[36m", "\033[0m") if sys.stderr.isatty() else ("", "", "")
     lines = [f"{red}error:{reset} {what}"]
     if help:
         lines.append(f"{cyan}help:{reset} {help}")
-    print("\n".join(lines), file=sys.stderr)
+    return "\n".join(lines)
+
+
+def print_error(what: str, help: str = "") -> None:
+    """The same, on stderr. An exit code tells who does not read that."""
+    try:
+        print(error_text(what, help), file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # else Python would try again in the end
 
 
 def report(error: OdysseyError) -> ExitCode:

@@ -19,10 +19,11 @@ from odyssey_cli.command_line.options import Command
 from odyssey_cli.command_line.parser import HelpAsked
 from odyssey_cli.command_line.request import read
 from odyssey_cli.display.board import Board
-from odyssey_cli.display.failure_block import print_failure, print_reason
+from odyssey_cli.display.failure_block import failure_text, reason_text
+from odyssey_cli.display.own_lines import OwnLines
 from odyssey_cli.display.plain_log import PlainLog
 from odyssey_cli.display.summary import summary
-from odyssey_cli.errors import print_error
+from odyssey_cli.errors import error_text
 from odyssey_cli.jobs import json_report
 from odyssey_cli.slurm.step import Step
 
@@ -108,32 +109,37 @@ def run(options: RunOptions, *, display: bool, also: Watch | None = None) -> int
 
         return watch
 
-    if display and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown", None):
-        from odyssey_cli.display.screen import Screen
+    with OwnLines(options) as lines:
+        if display and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown", None):
+            from odyssey_cli.display.screen import Screen
 
-        with Screen(board) as screen:
-            code = start.run(msgspec.structs.replace(options, capture_output=True), watched(screen.watch), screen.output)
-    else:
-        log = PlainLog(board)
-        code = start.run(msgspec.structs.replace(options, capture_output=False), watched(log.watch), _no_output)
-    failure = failure_of(history)
-    if failure is not None and failure.cause is not None:
-        print_failure(failure, str(_folder(board) or ""))
-    elif code != 0:
-        print_reason(board)
-    if options.json_report is not None and (history.job is not None or code != 0):  # else it is the leading agent's to tell
-        _write_report(options.json_report, history, code)
-    for line in summary(board, _folder(board)).splitlines():
-        print(f"odyssey: {line}", file=sys.stderr)
+            with Screen(board) as screen:
+                code = start.run(
+                    msgspec.structs.replace(options, capture_output=True), watched(screen.watch), screen.output, lines.hurry
+                )
+        else:
+            log = PlainLog(board, lines.write)
+            code = start.run(
+                msgspec.structs.replace(options, capture_output=False), watched(log.watch), _no_output, lines.hurry
+            )
+        if code > 128:
+            lines.hurry()
+        if options.json_report is not None and (history.job is not None or code != 0):  # else the leading agent's to tell
+            _write_report(options.json_report, history, code, lines)
+        failure = failure_of(history)
+        has_cause = failure is not None and failure.cause is not None
+        why = failure_text(failure, str(_folder(board) or "")) if failure is not None and has_cause else reason_text(board)
+        for text in filter(None, (why, *(f"odyssey: {line}" for line in summary(board, _folder(board)).splitlines()))):
+            lines.write(text)
     return code
 
 
-def _write_report(path: Path, history: FailureHistory, code: int) -> None:
+def _write_report(path: Path, history: FailureHistory, code: int, lines: OwnLines) -> None:
     """The job is over, whether or not this can be written."""
     try:
         json_report.write(path, history, code)
     except OSError as error:
-        print_error(f"--json-report: cannot write {path}: {(error.strerror or str(error)).lower()}")
+        lines.write(error_text(f"--json-report: cannot write {path}: {(error.strerror or str(error)).lower()}"))
 
 
 def _no_output(rank: Rank, stream: str, data: bytes) -> None:

@@ -26,14 +26,16 @@ from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent, Role
 from odyssey.plan.worker import Rank
 
-Output = Callable[[Rank, str, bytes], None]
+Output = Callable[[Rank, str, bytes], bool | None]
 
 
-def run(options: RunOptions, watch: Watch, output: Output) -> int:
+def run(options: RunOptions, watch: Watch, output: Output, hurried: Callable[[], None] = lambda: None) -> int:
     """Run a job to its end; answers an ExitCode. To be called from the main thread.
 
-    `watch` sees every event of the log; `output(rank, 'stdout' or 'stderr', data)` what ranks write if it is captured.
-    Both are called from the agent's loop, so they must not block. Raises UsageError before anything is started.
+    `watch` sees every event of the log; `output(rank, 'stdout' or 'stderr', data)` what ranks write if it is captured, and
+    answers whether that is more than it can take at the time: then nothing more is read until it does not, asked without data.
+    Both are called from the agent's loop, so they must not block. `hurried()`: the end was asked for twice, so nobody waits for
+    what is not shown yet. Raises UsageError before anything is started.
     """
     options.check_script()
     rank_process.check(options)
@@ -63,7 +65,10 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
         role: Role = leading(founding(part, listener, key)) if listener is not None else Member(part, key)
         while True:
             try:
-                return local.run(role, signals)
+                code = local.run(role, signals)
+                if local.is_hurried:
+                    hurried()
+                return code
             except LedElsewhere as error:
                 local = LocalAgent(options, None, output, report)
                 role = Member(Part(local, watch, drills, profile), key, error.addresses, was_in=error.was_in)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -150,7 +151,7 @@ class Console:
     def _write(self, fd: int, data: bytes) -> None:
         try:
             while data and fd not in self._failed:
-                data = data[os.write(fd, data) :]
+                data = data[write_some(fd, data) :]
         except OSError as error:
             self._failed[fd] = (error.strerror or str(error)).lower()
 
@@ -253,6 +254,18 @@ def whole_lines(data: bytes) -> tuple[list[bytes], bytes]:
 
 def with_newline(line: bytes) -> bytes:
     return line.rstrip(b"\r\n") + b"\n"
+
+
+def write_some(fd: int, data: bytes) -> int:
+    """Wait until the file takes some of it; answers how many bytes. Whoever shares the file may have made it one that does not
+    wait. Raises OSError."""
+    while True:
+        try:
+            return os.write(fd, data)
+        except BlockingIOError:
+            ready = select.poll()
+            ready.register(fd, select.POLLOUT)
+            ready.poll()
 
 
 def _is_same_file(first: int, second: int) -> bool:

@@ -33,7 +33,10 @@ from odyssey.plan.worker import Rank
 TAIL_BYTES = 4096
 READ_BYTES = 1 << 16
 
-Output = Callable[[Rank, str, bytes], None]
+LOOK_S = 0.1
+"""Between two questions to a display that has too much to show."""
+
+Output = Callable[[Rank, str, bytes], bool | None]
 
 
 class Sink(Protocol):
@@ -46,7 +49,9 @@ class Sink(Protocol):
 
 class Streams:
     """The streams of all ranks. `logs_of(assignment, variables)`: where they go; `output(rank, 'stdout' or 'stderr', data)`:
-    what goes to the display instead of the terminal; `complain`: tells people."""
+    what goes to the display instead of the terminal, which answers whether it has too much to show; `complain`: tells people.
+
+    Ranks whose output nobody takes wait, as they would for a terminal: what is not shown yet is bounded."""
 
     def __init__(
         self,
@@ -66,13 +71,13 @@ class Streams:
         self._tails: dict[Rank, Tail] = {}
         self._filtered: dict[Path, LogFile] = {}
         self._terminal = _terminal_settings()
-        self._has_told = False
+        self._has_told = self._is_looking = False
 
     def open(self, assignment: RankAssignment, variables: dict[str, str]) -> RankStreams:
         """For a new process of a rank, in whose `variables` the error file is set. Raises OdysseyError."""
         logs = self._logs_of(assignment, variables)
         variables |= {"TORCHELASTIC_ERROR_FILE": logs.error_file, **logs.variables}
-        streams = RankStreams(self._loop, self._open.discard)
+        streams = RankStreams(self._loop, self._open.discard, self._hold_back)
         try:
             self._connect(streams, assignment, logs)
         except OSError as error:
@@ -115,7 +120,7 @@ class Streams:
             if stream is Std.ERR:
                 sinks.append(tail)
             streams.pipe(fd, sinks)
-        if self._console.is_full:
+        if self._is_full:
             streams.pause()
 
     def _is_plain(self, outlet: Outlet) -> bool:
@@ -174,7 +179,34 @@ class Streams:
             self._filtered[path] = LogFile(path, self._complain)
         return self._filtered[path]
 
+    @property
+    def _is_full(self) -> bool:
+        return self._console.is_full or self._is_display_full
+
+    @property
+    def _is_display_full(self) -> bool:
+        return self._options.capture_output and bool(self._output(Rank(0), "stdout", b""))
+
+    def _hold_back(self) -> None:
+        """Something was read: where that is enough for now, ranks wait."""
+        if self._is_full:
+            for streams in self._open:
+                streams.pause()
+            self._look_again()
+
+    def _look_again(self) -> None:
+        if self._is_display_full and not self._is_looking:
+            self._is_looking = True
+            self._loop.later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._is_looking = False
+        self._resume()
+
     def _resume(self) -> None:
+        if self._is_full:
+            self._look_again()
+            return
         for streams in self._open:
             streams.resume()
 
@@ -219,12 +251,13 @@ class RankStreams:
     """The streams of one process. `descriptors`: what it gets as its standard input, output and error; ours until
     `close_theirs`."""
 
-    def __init__(self, loop: Loop, closed: Callable[[RankStreams], None]) -> None:
+    def __init__(self, loop: Loop, closed: Callable[[RankStreams], None], has_read: Callable[[], None]) -> None:
         self.descriptors = [0, 1, 2]
         self.n_bytes = 0
         """That the process has written to us: a sign of life."""
         self._loop = loop
         self._closed = closed
+        self._has_read = has_read
         self._theirs: list[int] = []
         self._pipes: dict[int, Sequence[Sink]] = {}
         self._is_paused = False
@@ -275,6 +308,7 @@ class RankStreams:
             self._loop.unwatch(fd)
             os.close(fd)
             del self._pipes[fd]
+        self._has_read()
 
     def drain(self) -> None:
         """Take in all that was written so far, and not what others that hold the pipe go on to write."""

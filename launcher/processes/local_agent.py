@@ -90,7 +90,7 @@ class LocalAgent:
         self,
         options: RunOptions,
         listener: socket.socket | None,
-        output: Callable[[Rank, str, bytes], None],
+        output: Callable[[Rank, str, bytes], bool | None],
         report: HostReport | None = None,
     ) -> None:
         """`listener`: of the store, if this agent serves it; `output`: as in Processes; `report`: on this host, if it was
@@ -111,7 +111,7 @@ class LocalAgent:
         self._role: Role | None = None
         self._awaited = 0
         """A signal that is on its way to all processes here."""
-        self._is_hurried = False
+        self.is_hurried = False
         """Nothing is waited for any more."""
         self._for_next: list[int] | None = None
         """Where another agent of this process follows: signals that are for it."""
@@ -165,7 +165,7 @@ class LocalAgent:
         """For who reads from another host what ranks here have written."""
         until = self.loop.clock() + LINGER_S
         limit = self.loop.later(LINGER_S, lambda: None)
-        while not self._is_hurried and self.loop.clock() < until and self.owes():
+        while not self.is_hurried and self.loop.clock() < until and self.owes():
             self.loop.turn()
         limit.cancel()
 
@@ -194,7 +194,7 @@ class LocalAgent:
     def _is_over(self, ranks: Ranks) -> bool:
         if self.code is None:
             return False
-        return self._is_hurried or (ranks.have_ended and self.processes.streams.are_shown)
+        return self.is_hurried or (ranks.have_ended and self.processes.streams.are_shown)
 
     def fail(self, error: OdysseyError) -> None:
         """Have `run` raise this in the end, unless there is a reason already."""
@@ -206,7 +206,7 @@ class LocalAgent:
 
     def hurry(self, ranks: Ranks) -> None:
         """What is left is killed at once."""
-        self._is_hurried = True
+        self.is_hurried = True
         ranks.kill_all()
         self.processes.streams.abandon()
 

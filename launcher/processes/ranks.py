@@ -54,7 +54,7 @@ class Processes:
         folder: JobFolder,
         listener: socket.socket | None,
         sink: EventSink,
-        output: Callable[[Rank, str, bytes], None],
+        output: Callable[[Rank, str, bytes], bool | None],
     ) -> None:
         self._loop = loop
         self._sink = sink

@@ -6,9 +6,8 @@ Every agent hears the same of all hosts, and ends with the same exit code; the l
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,8 @@ from odyssey_cli.check import table
 from odyssey_cli.check.judgement import judge
 from odyssey_cli.check.report import Checked, Seen
 from odyssey_cli.display.board import Board
-from odyssey_cli.display.failure_block import print_failure, print_reason
+from odyssey_cli.display.failure_block import failure_text, reason_text
+from odyssey_cli.display.own_lines import OwnLines
 from odyssey_cli.display.page import page
 from odyssey_cli.display.plain_log import PlainLog
 from odyssey_cli.slurm import recipe
@@ -36,12 +36,14 @@ PROBE = Path(__file__).with_name("probe.py")
 
 def check(options: RunOptions, step: Step | None, json_file: Path | None) -> int:
     """Check the hosts of a job with these options; answers the exit code: 1 if one is bad."""
-    watched = _Watched()
     with tempfile.TemporaryDirectory(prefix="odyssey-check-") as folder:
         answer = Path(folder) / "everything.json"
-        code = _job(options, answer, watched)
+        with OwnLines(options) as lines:
+            watched = _Watched(lines)
+            code = _job(options, answer, watched, lines.hurry)
+            if code != ExitCode.OK:
+                watched.explain()
         if code != ExitCode.OK:
-            watched.explain()
             return code
         if not answer.exists():
             return code  # this agent waited for a place that it did not get
@@ -59,10 +61,11 @@ def check(options: RunOptions, step: Step | None, json_file: Path | None) -> int
 class _Watched:
     """What is seen of the job: only who is waited for is told, and why it failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: OwnLines) -> None:
         self.leads = False
+        self._lines = lines
         self._board = Board()
-        self._log = PlainLog(self._board)
+        self._log = PlainLog(self._board, lines.write)
         self._history = FailureHistory()
 
     def __call__(self, event: Event) -> None:
@@ -70,7 +73,7 @@ class _Watched:
         if isinstance(event.body, JobStarted):
             self.leads = True
             n = max(1, len(event.body.agents))
-            print(f"odyssey: checking {n} host{'s' if n > 1 else ''}", file=sys.stderr, flush=True)
+            self._lines.write(f"odyssey: checking {n} host{'s' if n > 1 else ''}")
         if isinstance(event.body, Note):
             self._log.watch(event)
         else:
@@ -78,20 +81,19 @@ class _Watched:
 
     def explain(self) -> None:
         failure = failure_of(self._history)
-        if failure is not None and failure.cause is not None:
-            print_failure(failure, "")
-        else:
-            print_reason(self._board)
+        has_cause = failure is not None and failure.cause is not None
+        if text := failure_text(failure, "") if failure is not None and has_cause else reason_text(self._board):
+            self._lines.write(text)
 
 
-def _job(options: RunOptions, answer: Path, watch: _Watched) -> int:
+def _job(options: RunOptions, answer: Path, watch: _Watched, hurried: Callable[[], None]) -> int:
     from launcher.agent import start
 
     arguments = (str(answer), f"--ranks={options.n_ranks_per_node}", f"--log-dir={options.log_dir}")
     asked = msgspec.structs.replace(
         options, script=str(PROBE), arguments=arguments, n_ranks_per_node=1, log_dir=Path(os.devnull)
     )
-    return start.run(asked, watch, lambda rank, stream, data: None)
+    return start.run(asked, watch, lambda rank, stream, data: None, hurried)
 
 
 def _of_the_job(options: RunOptions, step: Step | None) -> Sequence[Finding]:

@@ -20,7 +20,7 @@ from odyssey.plan.worker import Rank
 from odyssey.protocol.calls import ranks_alike
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
-from odyssey_cli.errors import print_error
+from odyssey_cli.errors import error_text
 
 N_TRACEBACK_LINES = 15
 N_OTHERS = 4
@@ -28,14 +28,14 @@ N_ATTEMPTS = 5
 NARROWEST, WIDEST = 60, 100
 
 
-def print_failure(failure: Failure, folder: str) -> None:
-    """On stderr, in colour where that is a terminal. `folder`: with the logs of the job; may be empty."""
+def failure_text(failure: Failure, folder: str) -> str:
+    """For stderr, in colour where that is a terminal. `folder`: with the logs of the job; may be empty."""
     width = shutil.get_terminal_size((WIDEST, 24)).columns
     try:
         cwd = os.getcwd()
     except OSError:
         cwd = ""  # it was removed while the job ran
-    print(render(failure, folder, width, cwd=cwd, in_colour=sys.stderr.isatty()), file=sys.stderr)
+    return render(failure, folder, width, cwd=cwd, in_colour=sys.stderr.isatty())
 
 
 def render(failure: Failure, folder: str, width: int, *, cwd: str = "", in_colour: bool = False) -> str:
@@ -148,10 +148,9 @@ def _wrapped(head: str, text: str, width: int) -> list[str]:
     return [head + lines[0][shown:], *lines[1:]] if lines else [head.rstrip()]
 
 
-def print_reason(board: Board) -> None:
-    """Say why the job failed, where its log knows. A signal is no error: the user knows."""
+def reason_text(board: Board) -> str:
+    """Why the job failed, where its log knows; else empty. A signal is no error: the user knows."""
     ended = board.ended
-    if ended is not None and ended.code > 128:
-        print(f"odyssey: {ended.reason}", file=sys.stderr)
-    elif ended is not None and ended.code != 0:
-        print_error(ended.reason, ended.help)
+    if ended is None or ended.code == 0:
+        return ""
+    return f"odyssey: {ended.reason}" if ended.code > 128 else error_text(ended.reason, ended.help)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 from launcher.failures.history import RETOLD
 from launcher.joblog.events import (
@@ -42,13 +41,13 @@ QUIET_S = 10.0
 class PlainLog:
     """Writes a line for each event that people care about. Steps are the script's own to print."""
 
-    def __init__(self, board: Board, stream: TextIO | None = None) -> None:
-        """`board` is fed by `watch`, for the summary at the end."""
+    def __init__(self, board: Board, write: Callable[[str], None]) -> None:
+        """`board` is fed by `watch`, for the summary at the end; `write` takes a line, and waits for nobody."""
         self._board = board
         self._failed = False
         self._suspected = 0.0
         self._is_job = False
-        self._stream = stream if stream is not None else sys.stderr
+        self._write = write
 
     def watch(self, event: Event) -> None:
         """Take in an event; called by the agent, so it only formats and writes one line, and never raises."""
@@ -64,13 +63,11 @@ class PlainLog:
                 self._suspected = event.time
             if text:
                 clock = time.strftime("%H:%M:%S", time.localtime(event.time))
-                print(f"odyssey {clock} {text}", file=self._stream, flush=True)
-        except OSError:
-            self._failed = True  # nobody reads any more
+                self._write(f"odyssey {clock} {text}")
         except Exception:
             self._failed = True
-            traceback.print_exc(file=self._stream)
-            print("odyssey: the lines above are a bug of Odyssey, please report it; the job goes on", file=self._stream)
+            self._write(traceback.format_exc())
+            self._write("odyssey: the lines above are a bug of Odyssey, please report it; the job goes on")
 
     def _is_news(self, event: Event) -> bool:
         """What the agent ends itself is no loss, and losses of a script without a Job are told together when all are gone.

@@ -30,6 +30,8 @@ from odyssey_cli.display.repeated import Repeated
 
 REFRESHES_PER_S = 8
 _HOLD_BACK_S = 0.4
+BACKLOG_BYTES = 1 << 22
+"""Of what ranks write and nobody has seen yet."""
 _RANK_STYLES = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan", "bright_magenta", "bright_blue")
 
 
@@ -42,6 +44,8 @@ class Screen:
         self._console = console if console is not None else Console(stderr=True, highlight=False)
         self._ascii = not self._console.encoding.lower().startswith("utf")
         self._queue: deque[Event | tuple[Rank, str, bytes]] = deque()
+        self._n_come = self._n_shown = 0
+        """Bytes that ranks have written: each is counted by one thread."""
         self._cutter = LineCutter()
         self._repeated = Repeated()
         self._stop = threading.Event()
@@ -60,8 +64,12 @@ class Screen:
     def watch(self, event: Event) -> None:
         self._queue.append(event)
 
-    def output(self, rank: Rank, stream: str, data: bytes) -> None:
-        self._queue.append((rank, stream, data))
+    def output(self, rank: Rank, stream: str, data: bytes) -> bool:
+        """Show what a rank has written. Answers whether that is more than can be shown now: it waits, as for a terminal."""
+        if data:
+            self._n_come += len(data)
+            self._queue.append((rank, stream, data))
+        return self._n_come - self._n_shown > BACKLOG_BYTES
 
     def __enter__(self) -> Screen:
         sys.setswitchinterval(0.001)
@@ -99,6 +107,7 @@ class Screen:
                 if not self._failed:
                     self._apply(entry)
             else:
+                self._n_shown += len(entry[2])
                 cut = self._cutter.feed(*entry)
                 lines += self._repeated.take(cut) if entry[1] == "stderr" else cut
         self._print([*lines, *self._repeated.release()])

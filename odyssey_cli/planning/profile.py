@@ -18,8 +18,9 @@ from odyssey.plan.worker import Rank
 from odyssey_cli import files
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
-from odyssey_cli.display.failure_block import print_reason
+from odyssey_cli.display.failure_block import reason_text
 from odyssey_cli.display.fitted_table import FittedTable
+from odyssey_cli.display.own_lines import OwnLines
 from odyssey_cli.display.page import page
 from odyssey_cli.display.plain_log import PlainLog
 from perfmodel.profile.profile import Link, Profile, read
@@ -34,11 +35,13 @@ def profile(options: RunOptions, output: Path) -> int:
     files.check(output, "--output")
     before = output.stat().st_mtime_ns if output.exists() else None
     board = Board()
-    log = PlainLog(board)
     began = time.time()
-    code = start.run(msgspec.structs.replace(options, write_profile=output), log.watch, _no_output)
+    with OwnLines(options) as lines:
+        log = PlainLog(board, lines.write)
+        code = start.run(msgspec.structs.replace(options, write_profile=output), log.watch, _no_output, lines.hurry)
+        if why := reason_text(board):
+            lines.write(why)
     if code != ExitCode.OK:
-        print_reason(board)
         return code
     if not output.exists() or output.stat().st_mtime_ns == before:
         raise UsageError(
