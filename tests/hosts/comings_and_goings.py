@@ -172,14 +172,14 @@ class Episode:
         return max(found, default=-1) + 1 if self.holds_state else len(found)
 
     def look(self) -> None:
-        """Nobody has ended who must not, and the job makes progress. Raises Broken."""
+        """Nobody has ended who must not, and the job makes progress once it has begun. Raises Broken."""
         for i, its in self.agents.items():
             if its.has_ended and not its.may_end and not (self._is_done() or its.process.returncode == 0):
                 raise self.broken(f"the agent of h{i} has ended with {its.process.returncode}")
         n = self.steps()
         if n != self._progress[0]:
             self._progress = n, time.monotonic()
-        elif time.monotonic() - self._progress[1] > self._silence_s:
+        elif n and time.monotonic() - self._progress[1] > self._silence_s:  # before the first step torch is imported
             raise self.broken(f"no step for {self._silence_s:g} s")
 
     def until(self, what: Callable[[], bool]) -> None:
