@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunOptions]:
     """What the agent was asked for; it does nothing and ends well."""
     asked: list[RunOptions] = []
 
-    def agent(options: RunOptions, watch: Watch, output: Output) -> int:
+    def agent(options: RunOptions, watch: Watch, output: Output, hurried: Callable[[], None]) -> int:
         asked.append(options)
         return 0
 
@@ -120,7 +120,7 @@ def test_torchruns_own_command_line_has_no_such_note(asked: list[RunOptions], ca
     assert "note:" not in capfd.readouterr().err
 
 
-def replay(options: RunOptions, watch: Watch, output: Output) -> int:
+def replay(options: RunOptions, watch: Watch, output: Output, hurried: Callable[[], None]) -> int:
     for event in job():
         watch(event)
     return 0
@@ -154,7 +154,7 @@ def test_without_a_terminal_events_are_plain_lines(
 def test_the_end_names_the_jobs_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def agent(options: RunOptions, watch: Watch, output: Output) -> int:
+    def agent(options: RunOptions, watch: Watch, output: Output, hurried: Callable[[], None]) -> int:
         started = JobStarted("train.py", (), 1, 2, 0, "auto", "auto", None, "0.1.0", 100, folder=f"{tmp_path}/7_3f9c")
         watch(Event(1.0, 1, "agent", started))
         return 0
@@ -168,7 +168,7 @@ def test_the_end_names_the_jobs_folder(
 
 
 def test_a_failed_job_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    def agent(options: RunOptions, watch: Watch, output: Output) -> int:
+    def agent(options: RunOptions, watch: Watch, output: Output, hurried: Callable[[], None]) -> int:
         watch(Event(1.0, 1, "agent", JobEnded(1, "rank 0 failed: ValueError: bad", "see its traceback above")))
         return 1
 
@@ -197,7 +197,7 @@ def test_the_newest_job_is_the_one_written_last(tmp_path: Path) -> None:
 def test_a_profile_is_written_and_shown_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def agent(options: RunOptions, watch: Watch, output: Output) -> int:
+    def agent(options: RunOptions, watch: Watch, output: Output, hurried: Callable[[], None]) -> int:
         assert options.write_profile is not None
         write(profile(), options.write_profile)
         return 0
