@@ -257,8 +257,8 @@ def with_newline(line: bytes) -> bytes:
 
 
 def write_some(fd: int, data: bytes) -> int:
-    """Wait until the file takes some of it; answers how many bytes. Whoever shares the file may have made it one that does not
-    wait. Raises OSError."""
+    """Wait until the file takes some of it, also one that somebody who shares it has made one that does not wait. Answers how
+    many bytes. Raises OSError."""
     while True:
         try:
             return os.write(fd, data)

@@ -31,7 +31,7 @@ from odyssey_cli.display.repeated import Repeated
 REFRESHES_PER_S = 8
 _HOLD_BACK_S = 0.4
 BACKLOG_BYTES = 1 << 22
-"""Of what ranks write and nobody has seen yet."""
+"""The most of what ranks have written and nobody has seen yet."""
 _RANK_STYLES = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan", "bright_magenta", "bright_blue")
 
 
