@@ -65,7 +65,7 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
             scheduler.step()
         losses[step] = total / n
         loop.behind(step, losses[step])
-        if variant in ("evaluated", "swapped"):
+        if variant in job.EVALUATED:
             averaged[step] = validated(partial(functional_call, net, loop.average.values), variant)
     net.eval()
     validation = validated(net, variant)

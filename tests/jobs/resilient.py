@@ -15,9 +15,10 @@
     unlike     as `average`, of models that ranks have built with other values
     saved      saves behind step 3, and goes on from there when it is run again
 
-Not among VARIANTS are two that evaluate the average behind each step:
+Not among VARIANTS are those that evaluate the average behind each step:
 
     evaluated  as `average`; the evaluation is given the weights
+    stale      as `evaluated`, by the tensors that there are when it is called
     swapped    as `average`; the loop swaps them in by hand, for an evaluation and two more calls
 
 With `/N` behind it the model is sharded by torch over N ranks (odyssey.shard_mesh).
@@ -65,7 +66,8 @@ VARIANTS = (
     "unlike",
     "saved",
 )
-AVERAGED = ("average", "unlike", "saved", "evaluated", "swapped")
+EVALUATED = ("evaluated", "stale", "swapped")
+AVERAGED = ("average", "unlike", "saved", *EVALUATED)
 POINTS = ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop")
 
 
@@ -275,8 +277,8 @@ def main() -> None:
         loop.behind(step.index, step.loss)
         if run.is_leader:
             print(f"step {step.index} loss {step.loss!r}", flush=True)
-        if variant in ("evaluated", "swapped"):
-            averaged[step.index] = (swapped if variant == "swapped" else evaluated)(run, net, loop)
+        if variant in EVALUATED:
+            averaged[step.index] = swapped(run, net, loop) if variant == "swapped" else evaluated(run, loop, variant)
         if held is not None and step.index == held[1]:
             with open(held[0], "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
@@ -298,8 +300,8 @@ def main() -> None:
         torch.save(found, out / f"{rank}.pt")
 
 
-def evaluated(run: Any, net: nn.Module, loop: Loop) -> float:
-    return run.evaluate(Points("average"), weights=lambda: loop.average.values)
+def evaluated(run: Any, loop: Loop, variant: str) -> float:
+    return run.evaluate(Points(variant), weights=loop.average.values if variant == "stale" else lambda: loop.average.values)
 
 
 @torch.no_grad()

@@ -128,6 +128,27 @@ def test_what_a_local_variable_has_put_back_on_a_rank_that_comes_back_has_all_st
     assert "rank 1 has other parameters than rank 0" in restart.reason and "belongs into extra" in restart.reason
 
 
+def test_an_average_that_is_evaluated_is_that_of_the_others_on_a_spare(tmp_path: Path) -> None:
+    """A rank is lost within the evaluation."""
+    ran = Ran(options(tmp_path, "evaluated", "1:5:evaluation", n_spares=1))
+    assert_exact(ran, tmp_path, "evaluated", {1})
+    assert len(ran.all(GenerationStarted)) == 2
+
+
+@pytest.mark.soak
+def test_an_average_that_is_not_that_of_the_others_on_a_spare_is_not_evaluated(tmp_path: Path) -> None:
+    """What comes to it are other tensors than the evaluation was called with."""
+    ran = Ran(options(tmp_path, "stale", "1:5:evaluation", n_spares=1))
+    assert ran.code == 1
+    assert "evaluate(): rank 2 has other weights than rank 0" in ran.all(JobEnded)[0].reason
+
+
+def test_an_average_that_is_evaluated_is_that_of_the_others_on_a_rank_that_comes_back(profile: Profile, tmp_path: Path) -> None:
+    ran = taken_in_behind(6, "evaluated", "1:3:evaluation", profile, tmp_path)
+    assert_exact(ran, tmp_path, "evaluated")
+    assert len(ran.all(GenerationStarted)) == 3 and not ran.all(Restarting)
+
+
 def test_all_ranks_are_lost_and_all_start_again(tmp_path: Path) -> None:
     """From the beginning, as nothing was saved; each has built another model, and they begin with the first one's. Where one is
     lost after the others, these may have been started again, which counts."""
