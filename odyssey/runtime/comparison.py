@@ -7,7 +7,7 @@ with the state: on that rank it is of what was there before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,14 +40,16 @@ def differing(engine: Engine, n_shards: int, held: Mapping[int, Sequence[Any]], 
         return ""
     table = torch.zeros((len(ranks), n_shards, len(names)), dtype=torch.float64)
     for number, parts in held.items():
-        table[ranks.index(engine.rank), number] = torch.tensor([1.0 + int(digest(part)[:_DIGITS], 16) for part in parts])
+        numbers = [1.0 + int(digest(part)[:_DIGITS], 16) for part in parts]
+        table[ranks.index(engine.rank), number] = torch.tensor(numbers, dtype=torch.float64)
     # As long as it takes: another rank may have more to digest.
     engine.groups.waiter.wait(engine.groups.all_reduce(table, limit=NO_LIMIT).wait)
+    newcomers = all_ranks_of(engine.plan.moved_to)
     found: dict[tuple[Rank, Rank], list[str]] = {}
     for number in range(n_shards):
         for part, name in enumerate(names):
             column = zip(ranks, table[:, number, part].tolist(), strict=True)
-            for pair in _unlike({rank: value for rank, value in column if value}):
+            for pair in _unlike({rank: value for rank, value in column if value}, newcomers):
                 found.setdefault(pair, []).append(name)
     return "; ".join(
         f"rank {rank} has other {' and '.join(dict.fromkeys(names))} than rank {other}"
@@ -55,12 +57,11 @@ def differing(engine: Engine, n_shards: int, held: Mapping[int, Sequence[Any]], 
     )
 
 
-def _unlike(values: Mapping[Rank, float]) -> Iterable[tuple[Rank, Rank]]:
-    """Ranks whose value is not the one that most have, each with the first of those."""
-    each = list(values.values())
-    usual = max(dict.fromkeys(each), key=each.count, default=0.0)
-    first = min((rank for rank, value in values.items() if value == usual), default=None)
-    return [(rank, first) for rank, value in values.items() if first is not None and value != usual]
+def _unlike(values: Mapping[Rank, float], newcomers: Collection[Rank]) -> Iterator[tuple[Rank, Rank]]:
+    """Ranks that have another value than the first of those that had theirs before, each with that one."""
+    first = min(values, key=lambda rank: (rank in newcomers, rank), default=None)
+    if first is not None:
+        yield from ((rank, first) for rank, value in values.items() if value != values[first])
 
 
 def _parts(state: Mapping[str, Any]) -> Sequence[Any]:
