@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -29,6 +30,7 @@ from odyssey.model.blueprint import LayerFactory
 from odyssey.model.given import Loss, Metric, OptimizerFactory, SchedulerFactory, Weight, check_autocast
 from odyssey.model.loss_scale import ScalersScale
 from odyssey.model.model import Model
+from odyssey.model.other_values import Weights
 from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
 from odyssey.model.whole import Whole
 from odyssey.plan.plan import Plan
@@ -295,17 +297,29 @@ class Job:
         return 1.0 if self._clip_norm is None else min(1.0, self._clip_norm / (norm + 1e-6))
 
     @overload
-    def evaluate(self, data: Dataset) -> float: ...
+    def evaluate(self, data: Dataset, *, weights: Weights | None = None) -> float: ...
 
     @overload
-    def evaluate(self, data: Dataset, metrics: Mapping[str, Callable[..., Metric]]) -> dict[str, float]: ...
+    def evaluate(
+        self, data: Dataset, metrics: Mapping[str, Callable[..., Metric]], *, weights: Weights | None = None
+    ) -> dict[str, float]: ...
 
-    def evaluate(self, data: Dataset, metrics: Mapping[str, Callable[..., Metric]] | None = None) -> float | dict[str, float]:
+    def evaluate(
+        self,
+        data: Dataset,
+        metrics: Mapping[str, Callable[..., Metric]] | None = None,
+        *,
+        weights: Weights | None = None,
+    ) -> float | dict[str, float]:
         """Compute the mean loss over all of `data`, without gradients, with the layers in evaluation mode. All ranks call it.
 
         With `metrics`, by name: each `metric(output, target)` is the mean over the samples of a micro-batch, as the loss is, or
         `metric(batch)` in a job of `odyssey.resilient`. Then it returns them all, with `"loss"` among them. Samples are read
         ahead, by as many processes as those that are trained on. Metrics that `loss` returns are those of steps alone.
+
+        `weights`, in a job of `odyssey.resilient`: other values for the model meanwhile, such as an average of its own. A
+        module of the same form (torch's `AveragedModel`), or tensors by the model's names, or a function that gives one of
+        these, and is called within. They must be the same on all ranks: let `extra` have what they are made of.
         """
         measures = {} if metrics is None else dict(metrics)
         check_is_map_style(data)
@@ -314,11 +328,12 @@ class Job:
             raise JobError("evaluate(): data has no samples", "give a dataset with at least one sample")
         if "loss" in measures:
             raise JobError("evaluate(): a metric is called 'loss'", "give it another name: the loss itself is there anyway")
+        other_values = None if weights is None else partial(self._whole().with_values, weights)
         with closing(Reader(data, self._batches.collate, self._batches.num_workers, is_random=self._is_random(data))) as reader:
             result = self._session.run(
                 Transaction[Engine](
                     "evaluate",
-                    lambda engine: evaluate_body(engine, reader, measures),
+                    partial(evaluate_body, reader=reader, measures=measures, other_values=other_values),
                     lambda sums: _over(sums[1], sums[0]),
                     lambda engine, values: None,
                     metrics=lambda sums: means(sums[2:], n_samples, sums[1]),
@@ -327,6 +342,11 @@ class Job:
         if result.metrics.keys() != measures.keys():
             raise JobError(f"evaluate(): {NOT_ALIKE}", SAME_NAMES)
         return result.values[0] if metrics is None else {"loss": result.values[0], **result.metrics}
+
+    def _whole(self) -> Whole:
+        if not isinstance(self._model, Whole):
+            raise JobError("evaluate(): weights are given in a Job of layers", "give them in a job of odyssey.resilient")
+        return self._model
 
     def _is_random(self, data: Dataset) -> bool:
         """Tell whether its samples draw random numbers. One is looked at, once for each data set, and none where that makes no

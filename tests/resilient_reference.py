@@ -6,9 +6,12 @@ statistics, what the loop does. Of ours only `layer_seed` is used, which says wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.func import functional_call
 from torch.utils.data import default_collate
 
 from odyssey.runtime.data import layer_seed
@@ -28,7 +31,7 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
     data = job.Points(variant)
     streamed = how and steps_of(Stream(data, how[0]), job.GLOBAL_BATCH, job.MICRO_BATCH, job.SEED, n_steps)
     collate = job.padded if variant in ("padded", "tokens") else default_collate
-    losses = {}
+    losses, averaged = {}, {}
     for step in range(n_steps):
         ids = drawn_ids(step) if variant == "weighted" else step_sample_ids(step, job.GLOBAL_BATCH, len(data), job.SEED)
         samples = streamed[step] if streamed else [data[i] for i in ids]
@@ -62,12 +65,20 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
             scheduler.step()
         losses[step] = total / n
         loop.behind(step, losses[step])
+        if variant in job.EVALUATED:
+            averaged[step] = validated(partial(functional_call, net, loop.average.values), variant)
     net.eval()
+    validation = validated(net, variant)
+    return {"losses": losses, "averaged": averaged, "state": job.state(net, optimizers, loop), "validation": validation}
+
+
+def validated(net: Callable[[torch.Tensor], torch.Tensor], variant: str) -> float:
+    """The mean loss over all data, in which nothing is random."""
+    data, collate = job.Points(variant), job.padded if variant in ("padded", "tokens") else default_collate
     with torch.no_grad():
         chunks = [range(start, min(start + job.MICRO_BATCH, len(data))) for start in range(0, len(data), job.MICRO_BATCH)]
         found = [job.total_of(net, collate([data[i] for i in chunk]), variant) for chunk in chunks]
-    validation = sum(total.item() for total, _ in found) / sum(n for _, n in found)
-    return {"losses": losses, "state": job.state(net, optimizers, loop), "validation": validation}
+    return sum(total.item() for total, _ in found) / sum(n for _, n in found)
 
 
 def drawn_ids(step: int) -> list[int]:
@@ -99,6 +110,7 @@ def _difference(found: dict[str, Any], expected: dict[str, Any], shard: int, n: 
         return float("inf")
     pairs = [(value, parts[name]) for name, value in found["state"].items() if value.numel()]
     pairs += [(torch.tensor(loss), torch.tensor(expected["losses"][step])) for step, loss in found["losses"].items()]
+    pairs += [(torch.tensor(its), torch.tensor(expected["averaged"][step])) for step, its in found.get("averaged", {}).items()]
     pairs += [(torch.tensor(found["validation"]), torch.tensor(expected["validation"]))]
     return max((mine.double() - its.double()).abs().max().item() for mine, its in pairs)
 

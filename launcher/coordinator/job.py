@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.coordinator import finish, gate, growth, newcomers, next_job, rank_failure, replicas, transition
 from launcher.coordinator.actions import EndRanks, Kill, Record, RemindOfNotice, SendOrder, Spawn
-from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
+from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone, start_again_or_end
 from launcher.coordinator.ranks import ENDED_WELL, RankState
 from launcher.coordinator.restart_policy import GiveUp, after_progress
 from launcher.coordinator.state import JobState, Status, with_result
@@ -365,6 +365,13 @@ def _end_finished(job: JobState) -> Actions:
     return end(job, 1, "no rank is left")
 
 
+def _cannot_go_on(job: JobState, body: CannotGoOn) -> Actions:
+    """Ranks of a Job that have drifted apart all say so; a replica speaks for itself."""
+    if job.replicas:
+        return replicas.cannot_go_on(job, body)
+    return start_again_or_end(job, body.what, body.help) if job.ranks.is_member(body.rank) else ()
+
+
 # -- time, connections -------------------------------------------------------------------------------------------------
 
 
@@ -421,7 +428,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     Ready: {Status.MOVING: _ready},
     UnitFinal: dict.fromkeys(_LIVING, _unit_final),
     Saved: dict.fromkeys(_LIVING, replicas.saved),
-    CannotGoOn: dict.fromkeys(_LIVING, replicas.cannot_go_on),
+    CannotGoOn: dict.fromkeys(_LIVING, _cannot_go_on),
     Finished: dict.fromkeys(_LIVING, finish.finished),
     Broken: {
         **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING, Status.DRAINING), _connection_lost),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from odyssey.model.given import in_words, needs_closure
 from odyssey.model.loss_scale import LossScale, ScalersScale, enabled
 from odyssey.model.model import Model, Replay, full_name
 from odyssey.model.optimizers import is_of, parts_of
+from odyssey.model.other_values import Weights, in_place_of_own
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
 
@@ -158,6 +159,10 @@ class Whole(Model):
                     tensor.copy_(value)
             for parameter in self._given.parameters():
                 parameter.grad = None
+
+    def with_values(self, weights: Weights) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
+        """See other_values.py."""
+        return in_place_of_own(self._given, weights)
 
     def copy_of(self, layers: Iterable[int]) -> Model:
         """The same modules, which `unchanged` is around, with an optimizer of its own, and no scale that it would change."""

@@ -249,10 +249,12 @@ class Finished(msgspec.Struct, frozen=True, tag="rank_finished"):
 
 
 class CannotGoOn(msgspec.Struct, frozen=True, tag="cannot_go_on"):
-    """From a replica: its script cannot go on without who is lost, as it says why."""
+    """From a replica: its script cannot go on without who is lost, as it says why. From all ranks of a Job: they have drifted
+    apart, as `what` tells, and `help` what is to be done about it."""
 
     rank: Rank
     what: str
+    help: str = ""
 
 
 class Saved(msgspec.Struct, frozen=True, tag="script_saved"):

@@ -114,7 +114,26 @@ def _group_of_one() -> Any:
     return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options)  # type: ignore[attr-defined]
 
 
-class Replica:
+class NothingComes:
+    """The part of a State that is of state which comes to a rank."""
+
+    has_adopted = False
+
+    def joining(self) -> None:
+        """No rank joins later."""
+
+    def replaying(self) -> None:
+        """None of them."""
+
+    def replayed(self) -> None:
+        """There was nothing to pass."""
+
+    def difference(self, runner: Member, kind: str) -> str:
+        """None is looked for."""
+        return ""
+
+
+class Replica(NothingComes):
     """The State of its session. `seen`: the ranks that the script counts: those that the newest unit was made by."""
 
     def __init__(self, link: AgentLink, n_at_first: int, renumber: Callable[[], None], before: Session[Member] | None) -> None:
@@ -216,15 +235,6 @@ class Replica:
     def summed(self) -> tuple[Summed, ...]:
         """Nothing of a unit that was cut is kept."""
         return ()
-
-    def joining(self) -> None:
-        """No rank joins later."""
-
-    def replaying(self) -> None:
-        """None of them."""
-
-    def replayed(self) -> None:
-        """There was nothing to pass."""
 
     def forget_unit(self) -> None:
         """Operations end by themselves."""

@@ -15,7 +15,7 @@ from odyssey.protocol.units import SAME_CALLS
 from odyssey.runtime.agreed_numbers import alike, told, untold
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.metrics import NOT_ALIKE, SAME_NAMES
-from odyssey.runtime.transaction import N_DRAIN, N_VALUES
+from odyssey.runtime.transaction import N_HEARD, N_VALUES
 from odyssey.runtime.work import Runner
 
 
@@ -25,7 +25,7 @@ def agree(runner: Runner, unit: Unit, at: str, values: Sequence[float]) -> list[
     than go with it, it says how many, and one more has them: all come to that one, or none. Raises Cut."""
     runner.now = (at, time.monotonic())
     groups, ranks = runner.groups, all_ranks_of(runner.groups.needs.members)
-    n_summed = N_DRAIN + N_VALUES
+    n_summed = N_HEARD + N_VALUES
     fits = len(values) <= n_summed
     here = [*values, *[0.0] * (n_summed - len(values))] if fits else [0.0] * n_summed
     # As long as it takes: another rank may be in the script's own code. The agent finds who hangs.

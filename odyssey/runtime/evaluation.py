@@ -9,18 +9,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from odyssey.errors import JobError
 from odyssey.model.given import metric
 from odyssey.plan.plan import Plan
 from odyssey.plan.schedule import forward_route
 from odyssey.plan.worker import Worker
 from odyssey.runtime import metrics
 from odyssey.runtime.boundary import flatten
+from odyssey.runtime.comparison import differing
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.data import Collate, Dataset, MapStyle, Order
 from odyssey.runtime.engine import Engine
@@ -28,6 +31,8 @@ from odyssey.runtime.prefetcher import N_EACH, Prefetcher
 from odyssey.runtime.sampler import Sampler
 
 N_SENDS_IN_FLIGHT = 4
+OtherValues = Callable[[], AbstractContextManager[Mapping[str, torch.Tensor]]]
+"""Puts other values in the place of the model's own, for as long as it lasts, and gives them."""
 
 
 class Reader:
@@ -79,14 +84,32 @@ class _InOrder(MapStyle):
         return list(positions), list(positions) if self.is_random else None
 
 
-def evaluate_body(engine: Engine, reader: Reader, measures: Mapping[str, Callable[..., Any]]) -> Sequence[float]:
+def evaluate_body(
+    engine: Engine, reader: Reader, measures: Mapping[str, Callable[..., Any]], other_values: OtherValues | None
+) -> Sequence[float]:
     """Give this worker's sums over its share of the data: of losses times weights, of the weights, and of what `measures` give.
-    Raises Cut when communication ends.
+    `other_values`: of the model meanwhile. Raises Cut when communication ends.
 
     Every worker goes through (micro-batch, stage) in ascending order, so sends and receives between any two agree.
     """
-    with engine.model.in_evaluation():
+    with engine.model.in_evaluation(), _with(engine, other_values):
         return (_Together if engine.plan.is_sharded else _Pass)(engine, reader, measures).sums()
+
+
+@contextmanager
+def _with(engine: Engine, other_values: OtherValues | None) -> Iterator[None]:
+    """Values of the model that are the same on all ranks: those of a rank that state has come to may be older."""
+    if other_values is None:
+        yield
+        return
+    with other_values() as found:
+        held = {number: [found] for number in engine.model.held}
+        if what := differing(engine, engine.plan.n_layers, held, ["weights"]):
+            raise JobError(f"evaluate(): {what}", _GIVE)
+        yield
+
+
+_GIVE = "put into extra=[...] what has them, and give a function where its load_state_dict replaces them: weights=lambda: ..."
 
 
 def _micro_batches(plan: Plan, n_samples: int) -> list[range]:

@@ -15,8 +15,8 @@ from odyssey.plan.worker import Worker
 from odyssey.protocol.model_spec import Boundary, ModelSpec
 from odyssey.protocol.orders import Measure
 from odyssey.protocol.reports import Measured, OpTimes, Ready, Report
-from odyssey.protocol.units import Position
-from odyssey.runtime import proof
+from odyssey.protocol.units import STEPS, Position
+from odyssey.runtime import comparison, proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
 from odyssey.runtime.cut import Cut
@@ -43,6 +43,8 @@ class Layers:
         self._tally = Tally(len(model.layers), model.ties)
         self._data: Prefetcher | None = None
         self._times_sent_s = time.monotonic()
+        self._n_compared_steps = comparison.N_STEPS
+        """Since state has come."""
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +77,17 @@ class Layers:
         """What a script did meanwhile to a model of its own is undone."""
         self.model.replay.replayed()
 
+    @property
+    def has_adopted(self) -> bool:
+        """Whether it came lately."""
+        return self._n_compared_steps < comparison.N_STEPS
+
+    def difference(self, runner: Engine, kind: str) -> str:
+        """See comparison.py."""
+        what = comparison.difference(runner, self.model)
+        self._n_compared_steps += kind in STEPS
+        return what
+
     def forget_unit(self) -> None:
         """Nothing is summed."""
         self._tally.clear()
@@ -104,6 +117,8 @@ class Layers:
         is_mover = worker in groups.needs.movers
         moved = move_layers(plan.moves, worker, self.model, groups) if is_mover else Moved()
         self._backend.moved(plan, worker, began_s)
+        if self.changes_between_units and worker in plan.moved_to:
+            self._n_compared_steps = 0
         return moved
 
     def runner(self, plan: Plan, worker: Worker, groups: Groups, boundaries: Iterable[Boundary], rest: Rest | None) -> Engine:

@@ -10,7 +10,8 @@ Nobody gets further than the next unit before all have it, see docs/internals/re
 
 The commit point also says whether any rank has heard of a Drain by then. If so, all stop behind this unit, each by the same
 number: nothing is in flight there, as every rank has waited for what it was sent before it contributed. The groups stay as they
-are until those of the next generation take their place, since another rank may not have its result yet.
+are until those of the next generation take their place, since another rank may not have its result yet. And it says whether
+state has come to any rank lately: then all compare what they have before the next unit (comparison.py).
 
 Where this rank stands is one value, a Phase (phase.py), and all that the link's thread has to do with it is in control.py.
 What is here beside, the state, its runner (work.py) and the replay, is the script's thread's alone.
@@ -18,10 +19,11 @@ What is here beside, the state, its runner (work.py) and the replay, is the scri
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic
+from typing import Any, Generic, NoReturn
 
 import torch
 
@@ -32,7 +34,7 @@ from odyssey.plan.worker import Rank, Worker, ranks_of, worker_of
 from odyssey.protocol.calls import CALLS
 from odyssey.protocol.link import AgentLink
 from odyssey.protocol.orders import Command, Connect, Finish, Follow, Go, Measure, Prepare
-from odyssey.protocol.reports import Broken, Committed, Finished, HandOn, Hello
+from odyssey.protocol.reports import Broken, CannotGoOn, Committed, Finished, HandOn, Hello
 from odyssey.protocol.units import OF_REPLICAS, SAME_CALLS, STEPS, Position, Result, position_after
 from odyssey.runtime import nccl
 from odyssey.runtime.agreement import agree
@@ -86,6 +88,8 @@ class Session(Generic[R]):
         self.replay = PassedUnits()
         """What the script of a rank that has joined has still to pass."""
         self._leader_of_unit: Rank | None = None
+        self._compares = False
+        """Whether ranks compare what they have before the next unit."""
 
     def start(self) -> None:
         """Report to the agent, and wait until a generation runs."""
@@ -204,10 +208,12 @@ class Session(Generic[R]):
         """
         runner = self.runner
         assert runner is not None
-        if transaction.kind not in (*STEPS, *OF_REPLICAS):
+        if self._compares or transaction.kind not in (*STEPS, *OF_REPLICAS):
             # What bodies of different kinds send each other would not fit; a step meets nobody on its way to its commit point,
             # and collectives of a script's own loop are as torch has them.
             agree(runner, self._control.phase.unit, START, ())
+            if self._compares and (what := self._state.difference(runner, transaction.kind)):
+                _give_up(self._link, what)
             runner.now = (CALLS[transaction.kind], time.monotonic())
         values = transaction.body(runner)
         runner.groups.waiter.check()  # on a device, what a cut has ended looks like what has come to its end
@@ -216,7 +222,9 @@ class Session(Generic[R]):
         if transaction.receive is not None:
             return Result(self.position, transaction.kind, transaction.conclude(())), None
         heard = (0.0, 0.0) if phase.drain is None else (1.0, float(phase.drain))
-        n_heard, generations, *sums = agree(runner, phase.unit, COMMIT, (*heard, *values))
+        has_adopted = float(self._state.has_adopted)
+        n_heard, generations, n_adopted, *sums = agree(runner, phase.unit, COMMIT, (*heard, has_adopted, *values))
+        self._compares = n_adopted > 0
         result = Result(self.position, transaction.kind, transaction.conclude(sums), dict(transaction.metrics(sums)))
         return result, int(generations / n_heard) if n_heard else None
 
@@ -362,6 +370,7 @@ class Session(Generic[R]):
         moved = self._state.take_on(plan, me, groups)
         moved_s = time.monotonic()
         self.runner = runner = self._state.runner(plan, me, groups, order.boundaries, order.rest)
+        self._compares = False  # the gate does
         self._control.change(lambda phase: phase.rebuilt(me not in plan.holds))
         report = self._state.ready(runner, self.position, groups_s=built_s - started_s, moves_s=moved_s - built_s, moved=moved)
         self._control.change(Phase.ready)
@@ -371,3 +380,14 @@ class Session(Generic[R]):
         if self.runner is not None:
             for report in self._state.reports(self.runner):
                 self._link.report(report)
+
+
+def _give_up(link: AgentLink, what: str) -> NoReturn:
+    """Tell that ranks differ. All of them come here, and one decision is taken for all: none trains on."""
+    link.report(CannotGoOn(link.rank, f"{what} {_SINCE}", _IN_EXTRA))
+    threading.Event().wait()  # ended by the agent
+    raise AssertionError("nobody sets it")
+
+
+_SINCE = "since state came to a rank: what the loop keeps across a call of odyssey belongs into extra"
+_IN_EXTRA = "give what the loop keeps in extra=[...], and other weights to evaluate with as run.evaluate(data, weights=...)"

@@ -12,8 +12,9 @@ from odyssey.runtime.work import R
 
 N_VALUES = 3 + N_RATE
 """So many values a unit may give at no cost. More of them are another tiny reduction."""
-N_DRAIN = 2
-"""What is summed before them: how many ranks have heard of a Drain, and the generations that they were told, all the same."""
+N_HEARD = 3
+"""What is summed before them: how many ranks have heard of a Drain, and the generations that they were told, all the same; and
+to how many state has come lately."""
 Values = tuple[float, ...]
 
 

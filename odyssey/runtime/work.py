@@ -71,6 +71,13 @@ class State(Protocol[R]):
     def replayed(self) -> None:
         """It has passed all of them, if there were any, and begins one that this rank takes part in."""
 
+    @property
+    def has_adopted(self) -> bool:
+        """Whether state of others has come to this rank so lately that all are to compare what they have, see comparison.py."""
+
+    def difference(self, runner: R, kind: str) -> str:
+        """In what ranks differ at the beginning of such a unit; empty if in nothing. Raises Cut."""
+
     def forget_unit(self) -> None:
         """The unit at hand is over, whatever has become of it."""
 

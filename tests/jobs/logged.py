@@ -153,9 +153,9 @@ def disturb(at: Callable[[str], None]) -> None:
     from odyssey.protocol.calls import N_CODE
     from odyssey.runtime import agreement
     from odyssey.runtime.agreed_numbers import untold
-    from odyssey.runtime.transaction import N_DRAIN, N_VALUES
+    from odyssey.runtime.transaction import N_HEARD, N_VALUES
 
-    add_up, n_first = agreement._sum, N_DRAIN + N_VALUES + N_CODE + len(untold(1))
+    add_up, n_first = agreement._sum, N_HEARD + N_VALUES + N_CODE + len(untold(1))
 
     def adding_up(groups, values):
         if len(values) != n_first:

@@ -15,6 +15,12 @@
     unlike     as `average`, of models that ranks have built with other values
     saved      saves behind step 3, and goes on from there when it is run again
 
+Not among VARIANTS are those that evaluate the average behind each step:
+
+    evaluated  as `average`; the evaluation is given the weights
+    stale      as `evaluated`, by the tensors that there are when it is called
+    swapped    as `average`; the loop swaps them in by hand, for an evaluation and two more calls
+
 With `/N` behind it the model is sharded by torch over N ranks (odyssey.shard_mesh).
 With `+KIND` or `+KIND+N` behind that its data can only be iterated over (tests/streams.py), by N worker processes.
 A KILL is RANK:STEP:POINT. Each rank writes at the end what its own objects have come to, if it has work then.
@@ -60,6 +66,8 @@ VARIANTS = (
     "unlike",
     "saved",
 )
+EVALUATED = ("evaluated", "stale", "swapped")
+AVERAGED = ("average", "unlike", "saved", *EVALUATED)
 POINTS = ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop")
 
 
@@ -140,7 +148,7 @@ def optimizers(net: nn.Module, variant: str) -> list[torch.optim.Optimizer]:
 
 
 def optimizer(net: nn.Module, variant: str) -> torch.optim.Optimizer:
-    if variant in ("average", "unlike", "saved"):
+    if variant in AVERAGED:
         return torch.optim.AdamW(net.parameters(), lr=0.02)
     return torch.optim.SGD(net.parameters(), lr=0.003, momentum=0.9)  # with more, rounding errors would grow
 
@@ -176,10 +184,10 @@ class Loop:
     def extra(self) -> list[Any]:
         if self._variant == "plateau":
             return [self.plateau]
-        return [self.average] if self._variant in ("average", "unlike", "saved") else []
+        return [self.average] if self._variant in AVERAGED else []
 
     def behind(self, step: int, loss: float) -> None:
-        if self._variant in ("average", "unlike", "saved"):
+        if self._variant in AVERAGED:
             self.average.update(self._net)
         if self._variant == "plateau":
             self.plateau.step(loss)
@@ -232,7 +240,7 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def loss(batch: Any) -> Tensor:
-        at("forward")
+        at("forward" if torch.is_grad_enabled() else "evaluation")
         total, n = total_of(net, batch, variant)
         return total / n
 
@@ -262,13 +270,15 @@ def main() -> None:
         resume=out / "checkpoints" if variant == "saved" else None,
     )
     now = run.next_step
-    losses = {}
+    losses, averaged = {}, {}
     for step in run.steps(N_STEPS):
         losses[step.index] = step.loss
         at("loop")
         loop.behind(step.index, step.loss)
         if run.is_leader:
             print(f"step {step.index} loss {step.loss!r}", flush=True)
+        if variant in EVALUATED:
+            averaged[step.index] = swapped(run, net, loop) if variant == "swapped" else evaluated(run, loop, variant)
         if held is not None and step.index == held[1]:
             with open(held[0], "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
@@ -280,9 +290,31 @@ def main() -> None:
             sys.exit(0)
         time.sleep(PAUSE_S)
         now = step.index + 1
-    found = {"losses": losses, "state": state(net, its_optimizers, loop), "validation": run.evaluate(Points(variant))}
+    found = {
+        "losses": losses,
+        "averaged": averaged,
+        "state": state(net, its_optimizers, loop),
+        "validation": run.evaluate(Points(variant)),
+    }
     if run.rank in run.plan.workers:  # of a sharded model some may wait for others
         torch.save(found, out / f"{rank}.pt")
+
+
+def evaluated(run: Any, loop: Loop, variant: str) -> float:
+    return run.evaluate(Points(variant), weights=loop.average.values if variant == "stale" else lambda: loop.average.values)
+
+
+@torch.no_grad()
+def swapped(run: Any, net: nn.Module, loop: Loop) -> float:
+    own = [parameter.detach().clone() for parameter in net.parameters()]
+    for parameter, value in zip(net.parameters(), loop.average.values.values(), strict=True):
+        parameter.copy_(value)
+    found = run.evaluate(Points("average"))
+    for _ in range(2):
+        run.once(lambda: None)
+    for parameter, value in zip(net.parameters(), own, strict=True):
+        parameter.copy_(value)
+    return found
 
 
 def shard(net: nn.Module, n: int) -> None:

@@ -135,6 +135,12 @@ def test_evaluation_is_the_mean_over_all_samples_without_dropout():
     assert first == pytest.approx(reference_of(given, 1)[0][0], abs=1e-12), "training mode is back after an evaluation"
 
 
+def test_weights_to_evaluate_with_are_for_a_whole_model():
+    given = arguments("mlp")
+    with pytest.raises(JobError, match="weights are given in a Job of layers"):
+        odyssey.Job(**given).evaluate(given["data"], weights={})
+
+
 def test_a_nan_loss_stops_before_it_is_applied():
     job = odyssey.Job(**arguments("mlp", loss=lambda output, target: output.mean() * float("nan")))
     before = job.state_dict()["model"]

@@ -112,6 +112,67 @@ def reference_of(variant):
     return resilient_reference.trained(variant)["state"]
 
 
+def other_weights(net: nn.Module, how: str):
+    """A model of the same form with other values, as a script may give it."""
+    torch.manual_seed(11)
+    average = torch.optim.swa_utils.AveragedModel(net, use_buffers=True)
+    for tensor in [*average.module.parameters(), *average.module.buffers()]:
+        tensor.detach().add_(torch.rand_like(tensor) if tensor.is_floating_point() else 1)
+    named = {**dict(average.module.named_parameters()), **dict(average.module.named_buffers())}
+    ways = {"averaged": average, "module": average.module, "named": named, "function": lambda: named, "state": None}
+    return average.module, average.module.state_dict() if how == "state" else ways[how]
+
+
+@pytest.mark.parametrize("how", ["averaged", "module", "named", "function", "state"])
+def test_other_weights_are_in_the_model_for_an_evaluation_alone(how):
+    net, _, _, run = begun("batchnorm")
+    list(run.steps(2))
+    other, weights = other_weights(net, how)
+    before = digest(run._model.shard_state(0))
+    own = run.evaluate(job.Points("batchnorm"))
+    metrics = {"same": lambda batch: mean_of(net, batch, "batchnorm")}
+    found = run.evaluate(job.Points("batchnorm"), metrics, weights=weights)
+    assert found["loss"] == pytest.approx(resilient_reference.validated(other.eval(), "batchnorm"), abs=1e-12, rel=0)
+    assert found["same"] == pytest.approx(found["loss"], abs=1e-12, rel=0) and found["loss"] != own
+    assert digest(run._model.shard_state(0)) == before
+
+
+def test_an_evaluation_that_fails_leaves_the_models_own_weights():
+    net, _, _, run = begun("average")
+    before = digest(run._model.shard_state(0))
+    _, weights = other_weights(net, "module")
+
+    def metric(batch):
+        assert digest(run._model.shard_state(0)) != before
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        run.evaluate(job.Points("average"), {"failing": metric}, weights=weights)
+    assert digest(run._model.shard_state(0)) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"0.bias": None}, "weights has no 0.bias"),
+        ({"module.0.bias": torch.zeros(16)}, "weights has module.0.bias, which the model has not"),
+        ({"0.bias": torch.zeros(1)}, "0.bias of weights has shape (1,), expected (16,)"),
+        ({"0.bias": [0.0]}, "0.bias of weights is a list"),
+        (3, "weights is a int"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(changes, what):
+    net, _, _, run = begun("average")
+    before = digest(run._model.shard_state(0))
+    weights = changes
+    if isinstance(changes, dict):
+        weights = {name: value for name, value in {**net.state_dict(), **changes}.items() if value is not None}
+    with pytest.raises(JobError) as raised:
+        run.evaluate(job.Points("average"), weights=weights)
+    assert what in raised.value.what and raised.value.help
+    assert digest(run._model.shard_state(0)) == before
+
+
 @pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau", "scaled", "several"])
 def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
     _, _, loop, run = begun(variant)

@@ -66,6 +66,20 @@ def test_a_state_is_taken_on_again() -> None:
     assert [step.loss for step in run.steps(4)] == later
 
 
+def test_other_weights_for_an_evaluation_are_sharded_as_the_model_is() -> None:
+    model = sharded()
+    run, whole = run_of(model), net()
+    own = run.evaluate(Points("plain"))
+    doubled = {name: 2 * parameter.detach() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            parameter.mul_(2)
+    assert run.evaluate(Points("plain"), weights=doubled) == run_of(whole).evaluate(Points("plain"))
+    assert run.evaluate(Points("plain")) == own
+    with pytest.raises(JobError, match=r"0\.weight of weights is not sharded as the model is"):
+        run.evaluate(Points("plain"), weights=whole)
+
+
 def test_what_the_script_switches_off_between_steps_is_on_in_each() -> None:
     """Sums are left out while gradients are accumulated by hand, which is not how they are here."""
     model, expected = sharded(), [step.loss for step in run_of(net()).steps(4)]

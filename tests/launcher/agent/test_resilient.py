@@ -79,15 +79,10 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     return replace(measured, cluster=replace(measured.cluster, cores=None))
 
 
-@pytest.mark.parametrize("behind", [6, N_STEPS - 2])
-@pytest.mark.parametrize("variant", quick([each for each in VARIANTS[:-1] if each != "batchnorm"], "average"))
-def test_a_rank_that_comes_back_has_all_that_the_loop_has_changed(
-    variant: str, behind: int, profile: Profile, tmp_path: Path
-) -> None:
-    """Behind a step all wait until it is about to be taken in: what the loop did behind the steps before came with the state,
-    and is done only once. Where the rank is taken in behind the last one, it takes part in no unit of the loop."""
+def taken_in_behind(step: int, variant: str, kill: str, profile: Profile, tmp_path: Path) -> Ran:
+    """A job in which a rank is lost and comes back: all wait behind the step until it is about to be taken in."""
     profiles.write(profile, tmp_path / "profile.json")
-    held = Held(tmp_path / "held", behind)
+    held = Held(tmp_path / "held", step)
 
     def watch(event: Event, ran: Ran) -> None:
         if isinstance(event.body, Draining):
@@ -95,11 +90,63 @@ def test_a_rank_that_comes_back_has_all_that_the_loop_has_changed(
 
     try:
         given = {"max_restarts": 3, "strategy": "reroute", "profile": tmp_path / "profile.json"}
-        ran = Ran(options(tmp_path, variant, *held.arguments, "1:3:loop", **given), watch)
+        return Ran(options(tmp_path, variant, *held.arguments, kill, **given), watch)
     finally:
         held.release()
+
+
+@pytest.mark.parametrize("behind", [6, N_STEPS - 2])
+@pytest.mark.parametrize("variant", quick([each for each in VARIANTS[:-1] if each != "batchnorm"], "average"))
+def test_a_rank_that_comes_back_has_all_that_the_loop_has_changed(
+    variant: str, behind: int, profile: Profile, tmp_path: Path
+) -> None:
+    """Behind a step all wait until it is about to be taken in: what the loop did behind the steps before came with the state,
+    and is done only once. Where the rank is taken in behind the last one, it takes part in no unit of the loop."""
+    ran = taken_in_behind(behind, variant, "1:3:loop", profile, tmp_path)
     assert_exact(ran, tmp_path, variant)
     assert len(ran.all(GenerationStarted)) == 3
+
+
+def test_what_a_local_variable_has_put_back_on_a_spare_ends_the_job(tmp_path: Path) -> None:
+    """The loop puts the average in the model's place for three calls, and a rank is lost in the first of them: what the spare
+    puts back is of the model as it was built."""
+    ran = Ran(options(tmp_path, "swapped", "1:5:evaluation", n_spares=1))
+    assert ran.code == 1
+    ran.assert_replays()
+    (ended,) = ran.all(JobEnded)
+    assert "rank 2 has other parameters than rank 0" in ended.reason and "belongs into extra" in ended.reason
+    assert ran.steps() == list(range(6)), "none is made with that"
+
+
+def test_what_a_local_variable_has_put_back_on_a_rank_that_comes_back_has_all_start_again(
+    profile: Profile, tmp_path: Path
+) -> None:
+    """It is taken in before the evaluation, when the average is in the model's place."""
+    ran = taken_in_behind(6, "swapped", "1:3:evaluation", profile, tmp_path)
+    assert_exact(ran, tmp_path, "swapped")
+    (restart,) = ran.all(Restarting)
+    assert "rank 1 has other parameters than rank 0" in restart.reason and "belongs into extra" in restart.reason
+
+
+def test_an_average_that_is_evaluated_is_that_of_the_others_on_a_spare(tmp_path: Path) -> None:
+    """A rank is lost within the evaluation."""
+    ran = Ran(options(tmp_path, "evaluated", "1:5:evaluation", n_spares=1))
+    assert_exact(ran, tmp_path, "evaluated", {1})
+    assert len(ran.all(GenerationStarted)) == 2
+
+
+@pytest.mark.soak
+def test_an_average_that_is_not_that_of_the_others_on_a_spare_is_not_evaluated(tmp_path: Path) -> None:
+    """What comes to it are other tensors than the evaluation was called with."""
+    ran = Ran(options(tmp_path, "stale", "1:5:evaluation", n_spares=1))
+    assert ran.code == 1
+    assert "evaluate(): rank 2 has other weights than rank 0" in ran.all(JobEnded)[0].reason
+
+
+def test_an_average_that_is_evaluated_is_that_of_the_others_on_a_rank_that_comes_back(profile: Profile, tmp_path: Path) -> None:
+    ran = taken_in_behind(6, "evaluated", "1:3:evaluation", profile, tmp_path)
+    assert_exact(ran, tmp_path, "evaluated")
+    assert len(ran.all(GenerationStarted)) == 3 and not ran.all(Restarting)
 
 
 def test_all_ranks_are_lost_and_all_start_again(tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ def test_a_copy_is_made_of_what_two_losses_have_left(tmp_path: Path) -> None:
     assert [stage.worker for stage in plans(ran)[-1].pipelines[0].stages] == [2, 1]
 
 
-def test_a_rank_that_comes_back_makes_a_copy_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "point"), [("average/2", "loop"), pytest.param("evaluated/2", "evaluation", marks=pytest.mark.soak)]
+)
+def test_a_rank_that_comes_back_makes_a_copy_whole(variant: str, point: str, tmp_path: Path) -> None:
     """Behind a step all wait until it is about to be taken in; what the loop did before comes with the state."""
     (tmp_path / "first").mkdir()
     assert Ran(options(tmp_path / "first", "plain/2", n_ranks_per_node=4, write_profile=tmp_path / "measured.json")).code == 0
@@ -69,10 +72,10 @@ def test_a_rank_that_comes_back_makes_a_copy_whole(tmp_path: Path) -> None:
 
     try:
         given = {"n_ranks_per_node": 4, "max_restarts": 3, "profile": tmp_path / "profile.json"}
-        ran = Ran(options(tmp_path, "average/2", *held.arguments, "1:3:loop", **given), watch)
+        ran = Ran(options(tmp_path, variant, *held.arguments, f"1:3:{point}", **given), watch)
     finally:
         held.release()
-    assert_exact(ran, tmp_path, "average/2", n_ranks=4)
+    assert_exact(ran, tmp_path, variant, n_ranks=4)
     assert [len(plan.pipelines) for plan in plans(ran)] == [2, 1, 2]
 
 
