@@ -6,7 +6,7 @@ sharded.py      one that torch has sharded; dtensors.py: a rank's part of what i
 loss_scale.py   a gradient scaler's, for float16
 state_shard.py  the state of one layer or tie, exactly
 optimizers.py   several of a script's own as one
-packing.py      state as bytes, digested
+nesting.py      dicts and lists of tensors, with others in their place; packing.py: as bytes, digested
 sublayers.py    attention and feed-forward of its blocks
 given.py        what a script hands over, checked
 """

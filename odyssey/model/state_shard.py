@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from odyssey.errors import JobError
 from odyssey.model.dtensors import is_divided, like, part_of, parts_in, taken_apart, whole_again
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, in_words, made_optimizer, made_scheduler
+from odyssey.model.nesting import mapped
 from odyssey.model.optimizers import is_of
 
 
@@ -186,10 +187,10 @@ def _has_own_way(optimizer: Optimizer) -> bool:
 
 def _copied(value: Any, device: torch.device | None) -> Any:
     """A copy, with its tensors on `device`; None: where they are."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(device or value.device, copy=True)
-    if type(value) is dict:
-        return {key: _copied(item, device) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copied(item, device) for item in value)
-    return copy.deepcopy(value)
+
+    def copied(one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            return one.detach().to(device or one.device, copy=True)
+        return None if isinstance(one, dict) or type(one) in (list, tuple) else copy.deepcopy(one)
+
+    return mapped(value, copied)
