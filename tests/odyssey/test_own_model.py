@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import odyssey
 from odyssey.errors import JobError
+from odyssey.model.optimizers import as_one
 from odyssey.model.packing import digest
 from odyssey.model.whole import Whole
 from odyssey.runtime.computation import on_device
@@ -137,6 +138,39 @@ def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
     _, _, _, other = begun("plain" if variant != "plain" else "plateau")
     with pytest.raises(JobError, match=r"extra objects|has no|the state has|settings"):
         other.load_state_dict(state)
+
+
+def test_several_optimizers_may_load_what_they_were(tmp_path):
+    """As a warm start does, behind `odyssey.resilient`: torch puts other groups and states in the place of theirs."""
+
+    def warmed():
+        net, optimizers, loop, run = begun("several")
+        for its in optimizers:
+            its.load_state_dict(its.state_dict())
+        return net, optimizers, loop, run
+
+    *_, run = warmed()
+    list(run.steps(5))
+    run.save(tmp_path)
+    net, optimizers, loop, run = warmed()
+    run.load(tmp_path)
+    losses = {step.index: step.loss for step in run.steps(job.N_STEPS)}
+    found = {"losses": losses, "state": job.state(net, optimizers, loop), "validation": run.evaluate(job.Points("several"))}
+    assert differences("several", {0: found})[0] < 1e-10
+
+
+def test_several_optimizers_have_the_groups_and_states_of_their_parts():
+    first, second = (torch.optim.SGD(parameters, 0.1, momentum=0.9) for parameters in (PARAMETERS[:2], PARAMETERS[2:3]))
+    both = as_one([first, second])
+    second.add_param_group({"params": PARAMETERS[3:], "lr": 0.2})
+    assert [group["lr"] for group in both.param_groups] == [0.1, 0.1, 0.2]
+    second.state["own"] = {"n": 1}
+    both.state[PARAMETERS[3]] = {"m": 2}
+    assert dict(second.state) == {"own": {"n": 1}, PARAMETERS[3]: {"m": 2}} and not first.state
+    assert dict(both.state) == dict(second.state)
+    first.state["all"] = 3
+    both.state.clear()
+    assert not first.state and not second.state
 
 
 def whole(variant: str) -> tuple[nn.Module, torch.optim.Optimizer, job.Loop, Whole]:
