@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from odyssey.errors import JobError
 from odyssey.model.blueprint import META, Blueprint, LayerFactory
 from odyssey.model.dtensors import part_of
-from odyssey.model.given import OptimizerFactory, SchedulerFactory
+from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_state
 from odyssey.model.loss_scale import LossScale
 from odyssey.model.packing import digest
 from odyssey.model.state_shard import Stateful, StateShard
@@ -88,6 +88,8 @@ class Model:
         """`build()` under `seed` gives the layers: modules, or functions that make one and are called only where it is held."""
         self._blueprint = Blueprint(build, seed)
         self.layers = self._blueprint.skeletons()
+        for i, layer in enumerate(self.layers):
+            check_state(layer, f"layers()[{i}]")
         self.device = device
         self._optimizer = optimizer
         self._scheduler = scheduler

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from odyssey.errors import JobError
 from odyssey.model import given
 from odyssey.model.dtensors import part_of
-from odyssey.model.given import in_words, needs_closure
+from odyssey.model.given import check_state, in_words, needs_closure
 from odyssey.model.loss_scale import LossScale, ScalersScale, enabled
 from odyssey.model.model import Model, Replay, full_name
 from odyssey.model.optimizers import is_of, parts_of
@@ -222,6 +222,7 @@ def _check(model: nn.Module, optimizer: Optimizer, scheduler: Any, extra: Sequen
         raise JobError(
             f"model is wrapped in {type(model).__name__}", "give the module within, and let loss(batch) call that: Odyssey sums"
         )
+    check_state(model, "model")
     named = dict(model.named_parameters())
     devices = {tensor.device for tensor in (*named.values(), *model.buffers())}
     if len(devices) != 1:

@@ -222,9 +222,15 @@ GOOD = torch.optim.SGD(PARAMETERS, 0.1)
 SCHEDULER = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(PARAMETERS, 0.1), 2)
 
 
+class Remembering(nn.Linear):
+    def get_extra_state(self):
+        return {"n": 3}
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
+        ({"model": nn.Sequential(NET, Remembering(2, 2))}, "model.1 is a Remembering, which keeps a state of its own"),
         ({"model": lambda x: x}, "model is a function"),
         ({"model": nn.DataParallel(NET)}, "model is wrapped in DataParallel"),
         ({"model": DistributedDataParallel.__new__(DistributedDataParallel)}, "model is wrapped in DistributedDataParallel"),
