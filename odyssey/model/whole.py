@@ -105,6 +105,8 @@ class Whole(Model):
         self._own_optimizer = optimizer
         self._own_scheduler = scheduler
         self._extra = (*extra, *([] if scaler is None else [scaler]))
+        self._strides: dict[str, tuple[int, ...]] = {}
+        """Those of the parameters when the first step began."""
         self.replay: WholeReplay = WholeReplay(self._copy_in)
         self.statistics: Statistics = Statistics(model)
         layer = Loss(model, loss, self.statistics)
@@ -129,7 +131,7 @@ class Whole(Model):
         return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
     def begin_step(self) -> None:
-        """What is summed and stepped are the parameters that there were when the job began."""
+        """What is summed and stepped are the parameters that there were when the job began, in the same order in memory."""
         own = self.shards[self.own].trainable
         trained = [parameter for parameter in self._given.parameters() if parameter.requires_grad]
         if len(own) != len(trained) or any(one is not other for one, other in zip(own, trained, strict=True)):
@@ -137,6 +139,11 @@ class Whole(Model):
             others = [name for name, p in self._given.named_parameters() if p.requires_grad != (id(p) in known)]
             what = f"other parameters are to be trained than when the job began{f': {others[0]}' if others else ''}"
             raise JobError(what, "freeze, unfreeze and replace them before odyssey.resilient is called")
+        strides = {name: parameter.stride() for name, parameter in self.shards[self.own].named.items()}
+        self._strides = self._strides or strides
+        if changed := [name for name in strides if strides[name] != self._strides[name]]:
+            what = f"{changed[0].removeprefix(full_name(self.own, 'model.'))} lies in memory otherwise than when the job began"
+            raise JobError(what, "call model.to(memory_format=...) before the first step")
         self.statistics.begin()
         self.loss_scale.begin()
 

@@ -140,6 +140,42 @@ def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
         other.load_state_dict(state)
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_model_in_channels_last_trains_as_a_plain_loop(is_fused, tmp_path):
+    """Torch's fused kernels take from parameter, gradient and state what is at the same place in memory."""
+
+    def made():
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 1)).double()
+        net = net.to(memory_format=torch.channels_last)
+        return net, torch.optim.AdamW(net.parameters(), lr=0.01, fused=is_fused)
+
+    generator = torch.Generator().manual_seed(2)
+    data = torch.randn(8, 3, 4, 4, generator=generator, dtype=torch.float64)
+
+    def begun():
+        net, optimizer = made()
+        run = odyssey.resilient(net, optimizer, lambda x: net(x).square().mean(), data, global_batch=8, micro_batch=4)
+        return net, run
+
+    expected, optimizer = made()
+    for _ in range(6):
+        optimizer.zero_grad()
+        expected(data).square().mean().backward()
+        optimizer.step()
+    net, run = begun()
+    list(run.steps(2))
+    run.save(tmp_path)
+    net, run = begun()
+    run.load(tmp_path)
+    list(run.steps(4))
+    run.load_state_dict(run.state_dict())
+    list(run.steps(6))
+    for found, value in zip(net.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found, value, rtol=0, atol=1e-12)
+        assert found.stride() == value.stride()
+
+
 def test_several_optimizers_may_load_what_they_were(tmp_path):
     """As a warm start does, behind `odyssey.resilient`: torch puts other groups and states in the place of theirs."""
 
@@ -313,6 +349,19 @@ def test_a_model_that_becomes_another_one_is_told(how):
     with pytest.raises(JobError) as raised:
         next(steps)
     assert "other parameters are to be trained than when the job began" in raised.value.what
+
+
+def test_parameters_that_come_to_lie_otherwise_in_memory_are_told():
+    """Before the first step they may: gradients are made by them then."""
+    net = nn.Conv2d(2, 2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    run = odyssey.resilient(net, optimizer, lambda x: net(x).sum(), [torch.ones(2, 2, 2)] * 4, global_batch=4, micro_batch=2)
+    net.to(memory_format=torch.channels_last)
+    steps = run.steps(3)
+    next(steps)
+    net.to(memory_format=torch.contiguous_format)
+    with pytest.raises(JobError, match="weight lies in memory otherwise than when the job began"):
+        next(steps)
 
 
 def code_of(path):
