@@ -17,6 +17,7 @@ import torch
 from odyssey.errors import JobError
 from odyssey.model.dtensors import part_of
 from odyssey.model.model import Model, full_name
+from odyssey.model.nesting import mapped
 from odyssey.model.state_shard import StateShard
 from odyssey.plan.worker import Worker
 from odyssey.runtime.engine import Engine
@@ -144,10 +145,4 @@ def gather(engine: Engine, model: Model, step: int, target: Worker) -> dict[str,
 
 
 def _copied(state: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        return state.detach().cpu().clone()
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(_copied(value) for value in state)
-    return state
+    return mapped(state, lambda value: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else None)

@@ -255,16 +255,23 @@ def _flat(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    shards = {key.split("/")[1]: _unpickled(value) for key, value in flat.items() if key.endswith("/rest")}
-    state: dict[str, Any] = {"model": {}, "optimizer": shards, "step": flat["step"]}
+    """What `_flat` was given. Names may have slashes; numbers of shards and the keys of a parameter's state have none."""
+    state: dict[str, Any] = {"model": {}, "optimizer": {}, "step": flat["step"]}
     if "reading" in flat:
         state["reading"] = _unpickled(flat["reading"])
+    tensors = []
     for key, value in flat.items():
-        part, *path = key.split("/")
+        part, _, name = key.partition("/")
         if part == "model":
-            state["model"][path[0]] = value
-        elif part == "optimizer" and path[1] == "state":
-            shards[path[0]]["state"][path[2]][path[3]] = value
+            state["model"][name] = value
+        elif part == "optimizer":
+            number, _, name = name.partition("/")
+            if name == "rest":
+                state["optimizer"][number] = _unpickled(value)
+            else:
+                tensors.append((number, *name.removeprefix("state/").rpartition("/")[::2], value))
+    for number, name, key, value in tensors:
+        state["optimizer"][number]["state"][name][key] = value
     return state
 
 

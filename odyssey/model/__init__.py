@@ -6,8 +6,8 @@ whole.py        one that the script has built, which every rank holds whole; sta
 sharded.py      one that torch has sharded; dtensors.py: a rank's part of what is divided among ranks
 loss_scale.py   a gradient scaler's, for float16
 state_shard.py  the state of one layer or tie, exactly
-optimizers.py   several of a script's own as one
-packing.py      state as bytes, digested
+optimizers.py   several of a script's own as one; strides.py: how what they keep for a parameter lies in memory
+nesting.py      dicts and lists of tensors, with others in their place; packing.py: as bytes, digested
 sublayers.py    attention and feed-forward of its blocks
 given.py        what a script hands over, checked
 """

@@ -5,10 +5,11 @@ Torch's module for them takes a second to import: it is there if any such tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from odyssey.model.nesting import mapped
 
 
 def is_divided(tensor: torch.Tensor) -> bool:
@@ -35,7 +36,7 @@ def like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 def parts_in(state: Any) -> Any:
     """The same nesting, with this rank's part in the place of each DTensor."""
-    return _mapped(state, lambda value: part_of(value).detach() if _is_divided(value) else None)
+    return mapped(state, lambda value: part_of(value).detach() if _is_divided(value) else None)
 
 
 def taken_apart(state: Any) -> Any:
@@ -47,7 +48,7 @@ def taken_apart(state: Any) -> Any:
         dims = [placement.dim if placement.is_shard() else -1 for placement in value.placements]
         return {_MARK: part_of(value).detach(), "shape": list(value.shape), "stride": list(value.stride()), "dims": dims}
 
-    return _mapped(state, apart)
+    return mapped(state, apart)
 
 
 def whole_again(state: Any, one: torch.Tensor) -> Any:
@@ -63,7 +64,7 @@ def whole_again(state: Any, one: torch.Tensor) -> Any:
         shape, stride = torch.Size(value["shape"]), tuple(value["stride"])
         return DTensor.from_local(value[_MARK].clone(), mesh, placements, run_check=False, shape=shape, stride=stride)
 
-    return _mapped(state, whole)
+    return mapped(state, whole)
 
 
 _MARK = "this rank's part"
@@ -71,14 +72,3 @@ _MARK = "this rank's part"
 
 def _is_divided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and is_divided(value)
-
-
-def _mapped(state: Any, replaced: Callable[[Any], Any]) -> Any:
-    """A nesting with what `replaced` gives in the place of each value that it gives something for."""
-    if (its := replaced(state)) is not None:
-        return its
-    if type(state) is dict:
-        return {key: _mapped(value, replaced) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(_mapped(value, replaced) for value in state)
-    return state

@@ -36,6 +36,14 @@ _SCHEDULER = "return a scheduler of the argument, for example `lambda opt: torch
 _PLAIN = (bool, int, float, str, type(None))
 
 
+def check_state(model: nn.Module, where: str) -> None:
+    """Raises JobError for a module that keeps what is neither a parameter nor a buffer: no other rank would get it."""
+    for name, module in model.named_modules(prefix=where):
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            what = f"{name} is a {type(module).__name__}, which keeps a state of its own by get_extra_state()"
+            raise JobError(what, "keep it in buffers, or in an object of odyssey.resilient's extra=[...]")
+
+
 def made_optimizer(make: OptimizerFactory, named: Mapping[str, nn.Parameter]) -> Optimizer:
     """The optimizer that the script makes for just these parameters. Raises OptimizerError."""
     optimizer = make(list(named.values()))

@@ -23,11 +23,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from odyssey.errors import JobError
 from odyssey.model.blueprint import META, Blueprint, LayerFactory
 from odyssey.model.dtensors import part_of
-from odyssey.model.given import OptimizerFactory, SchedulerFactory
+from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_state
 from odyssey.model.loss_scale import LossScale
 from odyssey.model.packing import digest
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
+from odyssey.model.strides import order_of
 from odyssey.protocol.model_spec import LayerSpec
 
 Occurrence = tuple[int, str]  # layer number and the parameter's name in it
@@ -88,6 +89,8 @@ class Model:
         """`build()` under `seed` gives the layers: modules, or functions that make one and are called only where it is held."""
         self._blueprint = Blueprint(build, seed)
         self.layers = self._blueprint.skeletons()
+        for i, layer in enumerate(self.layers):
+            check_state(layer, f"layers()[{i}]")
         self.device = device
         self._optimizer = optimizer
         self._scheduler = scheduler
@@ -329,7 +332,10 @@ def _spec(index: int, layer: nn.Module, all_shared: Sequence[tuple[Occurrence, .
     tied = {name for shared in all_shared for i, name in shared if i == index}
     own = [p for name, p in layer.named_parameters() if name not in tied]
     tensors = [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers()]
-    facts = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
+    orders = [order_of(part_of(t)) if t.requires_grad else () for _, t in tensors]
+    facts = [
+        (name, tuple(t.shape), str(t.dtype), t.requires_grad, *order) for (name, t), order in zip(tensors, orders, strict=True)
+    ]
     return LayerSpec(
         name=f"{index}.{type(layer).__name__}",
         digest=hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest(),

@@ -12,13 +12,24 @@ from odyssey.errors import JobError
 
 
 class Optimizers(Optimizer):
-    """`parts` step in this order, each its own parameters. Groups and states are theirs."""
+    """`parts` step in this order, each its own parameters. Groups and states are theirs, as they have them at the moment:
+    `load_state_dict` of one puts others in their place."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts: tuple[Optimizer, ...] = ()
+        super().__init__([{"params": []}], {})
         self.parts = tuple(parts)
-        super().__init__([{"params": [p for part in parts for group in part.param_groups for p in group["params"]]}], {})
-        self.param_groups = [group for part in parts for group in part.param_groups]
         self.state: Any = _States(self.parts)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of each, one after the other."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Torch's constructor begins with none."""
+        assert not groups, "each part has its own"
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Step each of them."""
@@ -30,13 +41,17 @@ class Optimizers(Optimizer):
 
 
 class _States(MutableMapping[Any, Any]):
-    """Parameter -> state, where its optimizer keeps it; what is no parameter's is the first one's."""
+    """Parameter -> state, where its optimizer keeps it; what is no parameter's, and new, is the first one's."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self._parts = parts
-        self._owner = {id(p): part for part in parts for group in part.param_groups for p in group["params"]}
+        self._owner: dict[int, Optimizer] = {}
 
     def _of(self, key: Any) -> MutableMapping[Any, Any]:
+        if (having := next((part for part in self._parts if key in part.state), None)) is not None:
+            return having.state
+        if id(key) not in self._owner:
+            self._owner = {id(p): part for part in self._parts for group in part.param_groups for p in group["params"]}
         return self._owner.get(id(key), self._parts[0]).state
 
     def __getitem__(self, key: Any) -> Any:
@@ -50,6 +65,11 @@ class _States(MutableMapping[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._of(key)  # an optimizer's own makes what is asked for
+
+    def clear(self) -> None:
+        """Nothing is known of any parameter."""
+        for part in self._parts:
+            part.state.clear()
 
     def __iter__(self) -> Iterator[Any]:
         for part in self._parts:

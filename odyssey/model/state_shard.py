@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 from odyssey.errors import JobError
 from odyssey.model.dtensors import is_divided, like, part_of, parts_in, taken_apart, whole_again
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, in_words, made_optimizer, made_scheduler
+from odyssey.model.nesting import mapped
 from odyssey.model.optimizers import is_of
+from odyssey.model.strides import laid_as
 
 
 class Stateful(Protocol):
@@ -148,7 +150,8 @@ def _numbers(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Take on what `state_dict` of such an optimizer gave elsewhere, every value as it was there.
+    """Take on what `state_dict` of such an optimizer gave elsewhere, every value as it was there; what has the shape of its
+    parameter lies in memory as that does, however it came.
 
     torch's `load_state_dict` casts floating-point state to the dtype of its parameter, and makes anything else that can be
     iterated over anew by its type. It is called only where a class or a hook has made it its own.
@@ -156,7 +159,15 @@ def load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """
     if _has_own_way(optimizer):
         optimizer.load_state_dict(saved)
-        return
+    else:
+        _load(optimizer, saved)
+    for parameter, values in optimizer.state.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, torch.Tensor) and isinstance(parameter, torch.Tensor) and value.shape == parameter.shape:
+                values[key] = laid_as(parameter, value)
+
+
+def _load(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     own, others = optimizer.param_groups, saved["param_groups"]
     numbers = chain.from_iterable(group["params"] for group in others)
     parameters = dict(zip(numbers, chain.from_iterable(group["params"] for group in own), strict=True))
@@ -186,10 +197,10 @@ def _has_own_way(optimizer: Optimizer) -> bool:
 
 def _copied(value: Any, device: torch.device | None) -> Any:
     """A copy, with its tensors on `device`; None: where they are."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(device or value.device, copy=True)
-    if type(value) is dict:
-        return {key: _copied(item, device) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copied(item, device) for item in value)
-    return copy.deepcopy(value)
+
+    def copied(one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            return one.detach().to(device or one.device, copy=True)
+        return None if isinstance(one, dict) or type(one) in (list, tuple) else copy.deepcopy(one)
+
+    return mapped(value, copied)

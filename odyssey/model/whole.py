@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from odyssey.errors import JobError
 from odyssey.model import given
 from odyssey.model.dtensors import part_of
-from odyssey.model.given import in_words, needs_closure
+from odyssey.model.given import check_state, in_words, needs_closure
 from odyssey.model.loss_scale import LossScale, ScalersScale, enabled
 from odyssey.model.model import Model, Replay, full_name
 from odyssey.model.optimizers import is_of, parts_of
@@ -106,6 +106,8 @@ class Whole(Model):
         self._own_optimizer = optimizer
         self._own_scheduler = scheduler
         self._extra = (*extra, *([] if scaler is None else [scaler]))
+        self._strides: dict[str, tuple[int, ...]] = {}
+        """Those of the parameters when the first step began."""
         self.replay: WholeReplay = WholeReplay(self._copy_in)
         self.statistics: Statistics = Statistics(model)
         layer = Loss(model, loss, self.statistics)
@@ -130,7 +132,7 @@ class Whole(Model):
         return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
     def begin_step(self) -> None:
-        """What is summed and stepped are the parameters that there were when the job began."""
+        """What is summed and stepped are the parameters that there were when the job began, in the same order in memory."""
         own = self.shards[self.own].trainable
         trained = [parameter for parameter in self._given.parameters() if parameter.requires_grad]
         if len(own) != len(trained) or any(one is not other for one, other in zip(own, trained, strict=True)):
@@ -138,6 +140,11 @@ class Whole(Model):
             others = [name for name, p in self._given.named_parameters() if p.requires_grad != (id(p) in known)]
             what = f"other parameters are to be trained than when the job began{f': {others[0]}' if others else ''}"
             raise JobError(what, "freeze, unfreeze and replace them before odyssey.resilient is called")
+        strides = {name: parameter.stride() for name, parameter in self.shards[self.own].named.items()}
+        self._strides = self._strides or strides
+        if changed := [name for name in strides if strides[name] != self._strides[name]]:
+            what = f"{changed[0].removeprefix(full_name(self.own, 'model.'))} lies in memory otherwise than when the job began"
+            raise JobError(what, "call model.to(memory_format=...) before the first step")
         self.statistics.begin()
         self.loss_scale.begin()
 
@@ -227,6 +234,7 @@ def _check(model: nn.Module, optimizer: Optimizer, scheduler: Any, extra: Sequen
         raise JobError(
             f"model is wrapped in {type(model).__name__}", "give the module within, and let loss(batch) call that: Odyssey sums"
         )
+    check_state(model, "model")
     named = dict(model.named_parameters())
     devices = {tensor.device for tensor in (*named.values(), *model.buffers())}
     if len(devices) != 1:

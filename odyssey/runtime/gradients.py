@@ -1,7 +1,8 @@
 """Gradients of a generation: flat buffers that autograd sums into and reductions run on.
 
 The parameters of a reduce group share one flat buffer (one for each dtype), so a reduction is one collective and no copy. Those
-of a bucket lie side by side in it, and are reduced as soon as they are complete (reductions.py).
+of a bucket lie side by side in it, and are reduced as soon as they are complete (reductions.py). Elements of a gradient are in
+the order in which those of its parameter lie in memory, which is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import nn
 
 from odyssey.model.dtensors import like, part_of
 from odyssey.model.model import Model
+from odyssey.model.strides import order_of, strides_of
 from odyssey.plan.buckets import Bucket, buckets
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
@@ -81,11 +83,13 @@ class Gradients:
                 flat.zero_()
 
     def contracts(self, model: Model) -> dict[int, str]:
-        """Reduce group -> digest of what is summed there and in which order: workers, the modules' own parameters, buckets."""
+        """Reduce group -> digest of what is summed there and in which order: workers, the modules' own parameters and
+        how they lie in memory, buckets."""
         found = {}
         for number, shards in self._shards.items():
             named = [item for shard in shards for item in model.parameters_of(shard).items()]
-            facts = [(name, tuple(part_of(p).shape), str(p.dtype)) for name, p in named if p.requires_grad]
+            own = [(name, part_of(p)) for name, p in named if p.requires_grad]
+            facts = [(name, tuple(p.shape), str(p.dtype), *order_of(p)) for name, p in own]
             sizes = [(flat.numel(), str(flat.dtype)) for flat in self._flats[number]]
             parts = [[part.numel() for part in self._parts[bucket]] for bucket in self._buckets[number]]
             text = repr((self._workers[number], facts, sizes, parts))
@@ -126,7 +130,7 @@ def _flat_gradient(parameters: list[nn.Parameter], dtype: torch.dtype, device: t
     start = 0
     for parameter in parameters:
         own = part_of(parameter)
-        part = flat[start : start + own.numel()].view_as(own)
+        part = flat[start : start + own.numel()].as_strided(own.shape, strides_of(own))
         if parameter.grad is not None:
             part.copy_(part_of(parameter.grad))
         parameter.grad = like(parameter, part)

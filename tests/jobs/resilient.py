@@ -33,6 +33,7 @@ import os
 import signal
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,10 @@ def padded(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 
 class Average:
-    """An average of the weights, which are looked up when it is updated."""
+    """An average of the weights, which are looked up when it is updated. They are an OrderedDict, as a module's are."""
 
     def __init__(self, net: nn.Module) -> None:
-        self.values = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+        self.values = OrderedDict((name, parameter.detach().clone()) for name, parameter in net.named_parameters())
         self.n = 0
 
     def update(self, net: nn.Module) -> None:

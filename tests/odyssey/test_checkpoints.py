@@ -9,16 +9,19 @@ import resource
 import signal
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import odyssey
 from odyssey.errors import JobError
 from tests import ROOT
 from tests.jobs.killed_saves import flat, is_equal
+from tests.jobs.resilient import Points
 from tests.odyssey.test_local_job import arguments
 
 
@@ -207,6 +210,7 @@ class Odd(torch.optim.SGD):
                 state = self.state[parameter]
                 state["empty"], state["nothing"], state["count"] = {}, None, state.get("count", 0) + 1
                 state[7], state["a/b"] = parameter.detach() * 2, {2: parameter.detach() * 3, (1, 2): "pair"}
+                state["rest"] = parameter.detach() / 2
                 state["nested"] = {"list": [parameter.detach().float(), []], "wide": parameter.detach().double() / 3}
         self.state["shared"] = {"count": self.state["shared"].get("count", 0) + 1}
 
@@ -226,3 +230,26 @@ def test_state_comes_back_bit_for_bit(optimizer: type, dtype: torch.dtype, tmp_p
     assert is_equal(flat(first.state_dict()), flat(second.state_dict()))
     assert [step.loss for step in first.steps(4)] == [step.loss for step in second.steps(4)]
     assert is_equal(flat(first.state_dict()), flat(second.state_dict()))
+
+
+def own(folder: Path) -> odyssey.Job:
+    """A job of a model whose names have slashes, and are what keys of a checkpoint end with."""
+    torch.manual_seed(3)
+    net = nn.Sequential(OrderedDict({"en/de": nn.Linear(6, 4), "state/rest": nn.Linear(4, 1)})).double()
+    net.register_parameter("model/rest", nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+
+    def loss(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.mse_loss(net(batch[0]), batch[1])
+
+    return odyssey.resilient(net, optimizer, loss, Points("plain"), global_batch=8, micro_batch=4, resume=folder)
+
+
+def test_names_may_have_slashes(tmp_path: Path) -> None:
+    first = own(tmp_path)
+    list(first.steps(2))
+    first.save(tmp_path)
+    second = own(tmp_path)
+    assert second.next_step == 2
+    assert is_equal(flat(first.state_dict()), flat(second.state_dict()))
+    assert [step.loss for step in first.steps(4)] == [step.loss for step in second.steps(4)]

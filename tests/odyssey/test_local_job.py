@@ -168,6 +168,11 @@ def test_layers_given_as_functions_are_built_and_trained():
     assert losses[-1] < losses[0]
 
 
+class Remembering(torch.nn.Identity):
+    def get_extra_state(self):
+        return 3
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -176,6 +181,7 @@ def test_layers_given_as_functions_are_built_and_trained():
         ({"layers": list}, "layers\\(\\) returned no layers"),
         ({"layers": lambda: [torch.nn.Linear(2, 2), 3]}, "layers\\(\\)\\[1\\] is a int"),
         ({"layers": lambda: [torch.nn.BatchNorm1d(16)]}, "BatchNorm"),
+        ({"layers": lambda: [torch.nn.Linear(16, 16), Remembering()]}, "layers\\(\\)\\[1\\] is a Remembering, which keeps"),
         ({"data": []}, "data has no samples"),
     ],
 )

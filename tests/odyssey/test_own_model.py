@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import odyssey
 from odyssey.errors import JobError
+from odyssey.model.optimizers import as_one
 from odyssey.model.packing import digest
 from odyssey.model.whole import Whole
 from odyssey.runtime.computation import on_device
@@ -200,6 +201,75 @@ def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
         other.load_state_dict(state)
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_model_in_channels_last_trains_as_a_plain_loop(is_fused, tmp_path):
+    """Torch's fused kernels take from parameter, gradient and state what is at the same place in memory."""
+
+    def made():
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 1)).double()
+        net = net.to(memory_format=torch.channels_last)
+        return net, torch.optim.AdamW(net.parameters(), lr=0.01, fused=is_fused)
+
+    generator = torch.Generator().manual_seed(2)
+    data = torch.randn(8, 3, 4, 4, generator=generator, dtype=torch.float64)
+
+    def begun():
+        net, optimizer = made()
+        run = odyssey.resilient(net, optimizer, lambda x: net(x).square().mean(), data, global_batch=8, micro_batch=4)
+        return net, run
+
+    expected, optimizer = made()
+    for _ in range(6):
+        optimizer.zero_grad()
+        expected(data).square().mean().backward()
+        optimizer.step()
+    net, run = begun()
+    list(run.steps(2))
+    run.save(tmp_path)
+    net, run = begun()
+    run.load(tmp_path)
+    list(run.steps(4))
+    run.load_state_dict(run.state_dict())
+    list(run.steps(6))
+    for found, value in zip(net.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found, value, rtol=0, atol=1e-12)
+        assert found.stride() == value.stride()
+
+
+def test_several_optimizers_may_load_what_they_were(tmp_path):
+    """As a warm start does, behind `odyssey.resilient`: torch puts other groups and states in the place of theirs."""
+
+    def warmed():
+        net, optimizers, loop, run = begun("several")
+        for its in optimizers:
+            its.load_state_dict(its.state_dict())
+        return net, optimizers, loop, run
+
+    *_, run = warmed()
+    list(run.steps(5))
+    run.save(tmp_path)
+    net, optimizers, loop, run = warmed()
+    run.load(tmp_path)
+    losses = {step.index: step.loss for step in run.steps(job.N_STEPS)}
+    found = {"losses": losses, "state": job.state(net, optimizers, loop), "validation": run.evaluate(job.Points("several"))}
+    assert differences("several", {0: found})[0] < 1e-10
+
+
+def test_several_optimizers_have_the_groups_and_states_of_their_parts():
+    first, second = (torch.optim.SGD(parameters, 0.1, momentum=0.9) for parameters in (PARAMETERS[:2], PARAMETERS[2:3]))
+    both = as_one([first, second])
+    second.add_param_group({"params": PARAMETERS[3:], "lr": 0.2})
+    assert [group["lr"] for group in both.param_groups] == [0.1, 0.1, 0.2]
+    second.state["own"] = {"n": 1}
+    both.state[PARAMETERS[3]] = {"m": 2}
+    assert dict(second.state) == {"own": {"n": 1}, PARAMETERS[3]: {"m": 2}} and not first.state
+    assert dict(both.state) == dict(second.state)
+    first.state["all"] = 3
+    both.state.clear()
+    assert not first.state and not second.state
+
+
 def whole(variant: str) -> tuple[nn.Module, torch.optim.Optimizer, job.Loop, Whole]:
     net = job.model(variant)
     optimizer = job.optimizer(net, variant)
@@ -249,9 +319,15 @@ GOOD = torch.optim.SGD(PARAMETERS, 0.1)
 SCHEDULER = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(PARAMETERS, 0.1), 2)
 
 
+class Remembering(nn.Linear):
+    def get_extra_state(self):
+        return {"n": 3}
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
+        ({"model": nn.Sequential(NET, Remembering(2, 2))}, "model.1 is a Remembering, which keeps a state of its own"),
         ({"model": lambda x: x}, "model is a function"),
         ({"model": nn.DataParallel(NET)}, "model is wrapped in DataParallel"),
         ({"model": DistributedDataParallel.__new__(DistributedDataParallel)}, "model is wrapped in DistributedDataParallel"),
@@ -334,6 +410,19 @@ def test_a_model_that_becomes_another_one_is_told(how):
     with pytest.raises(JobError) as raised:
         next(steps)
     assert "other parameters are to be trained than when the job began" in raised.value.what
+
+
+def test_parameters_that_come_to_lie_otherwise_in_memory_are_told():
+    """Before the first step they may: gradients are made by them then."""
+    net = nn.Conv2d(2, 2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    run = odyssey.resilient(net, optimizer, lambda x: net(x).sum(), [torch.ones(2, 2, 2)] * 4, global_batch=4, micro_batch=2)
+    net.to(memory_format=torch.channels_last)
+    steps = run.steps(3)
+    next(steps)
+    net.to(memory_format=torch.contiguous_format)
+    with pytest.raises(JobError, match="weight lies in memory otherwise than when the job began"):
+        next(steps)
 
 
 def code_of(path):

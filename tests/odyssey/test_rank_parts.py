@@ -355,6 +355,25 @@ def test_factories_are_called_only_where_their_layer_is_held():
     assert calls == ["a on meta", "b on meta", "b on cpu"]
 
 
+def test_a_layer_tells_in_which_order_its_parameters_lie_in_memory():
+    """Gradients are summed in this order. What changes nothing in it does not count."""
+
+    def conv(size=3, form=torch.channels_last):
+        return torch.nn.Conv2d(2, 3, size).to(memory_format=form)
+
+    def digests(*layers):
+        return [spec.digest for spec in Model(lambda: layers, make_optimizer, None, CPU, 0).specs]
+
+    usual, last, built = digests(conv(form=torch.contiguous_format), conv(), conv)
+    assert usual != last == built
+    usual, last = digests(conv(1, torch.contiguous_format), conv(1))
+    assert usual == last
+    model = Model(lambda: [conv(), conv()], make_optimizer, None, CPU, 0)
+    model.hold_built([0])
+    model.adopt(1, moved(model.export(0)))
+    assert model.layers[1].weight.stride() == model.layers[0].weight.stride() == (18, 1, 6, 2)
+
+
 # -- boundaries -----------------------------------------------------------------------------------------------------------
 
 

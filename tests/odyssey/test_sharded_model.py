@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import odyssey
 from odyssey.errors import JobError
+from odyssey.model.dtensors import is_divided, part_of, parts_in, taken_apart, whole_again
 from tests.jobs.resilient import Points
+from tests.moved import moved
 
 GIVEN = {"global_batch": 8, "micro_batch": 4, "seed": 3}
 
@@ -31,8 +34,8 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1)).double()
 
 
-def sharded() -> nn.Sequential:
-    model, mesh = net(), odyssey.shard_mesh(2)
+def sharded(mesh: DeviceMesh | None = None) -> nn.Sequential:
+    model, mesh = net(), mesh or odyssey.shard_mesh(2)
     fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
@@ -78,6 +81,50 @@ def test_other_weights_for_an_evaluation_are_sharded_as_the_model_is() -> None:
     assert run.evaluate(Points("plain")) == own
     with pytest.raises(JobError, match=r"0\.weight of weights is not sharded as the model is"):
         run.evaluate(Points("plain"), weights=whole)
+
+
+@torch.no_grad()
+def averaged(run: odyssey.Job, model: nn.Module, average: nn.Module, until: int) -> list[torch.Tensor]:
+    """What the average has come to behind these steps."""
+    for _ in run.steps(until):
+        for mean, value in zip(average.parameters(), model.parameters(), strict=True):
+            mean.lerp_(value, 0.1)
+    return [part_of(mean).clone() for mean in average.parameters()]
+
+
+def are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, some, others))
+
+
+def test_an_average_that_is_a_sharded_module_is_extra(tmp_path: Path) -> None:
+    """What it is made of is compared, saved and taken on again; its `state_dict` is an OrderedDict."""
+    mesh = odyssey.shard_mesh(2)
+    model, average = sharded(mesh), sharded(mesh)
+    run = run_of(model, extra=[average])
+    early = averaged(run, model, average, 2)
+    run.save(tmp_path)
+    state = run.state_dict()
+    later = averaged(run, model, average, 4)
+    assert not are_equal(early, later)
+    run.load_state_dict(state)
+    assert are_equal(averaged(run, model, average, 4), later)
+    run.load(tmp_path)
+    assert are_equal(averaged(run, model, average, 4), later)
+
+
+def test_the_state_of_a_module_is_taken_apart_and_put_together_as_what_it_loads() -> None:
+    model = sharded()
+    state = model.state_dict()
+    assert not any(map(is_divided, parts_in(state).values()))
+    apart = moved(taken_apart(state))
+    assert not any(isinstance(value, torch.Tensor) for value in apart.values())
+    again = whole_again(apart, model[0].weight)
+    assert again._metadata == state._metadata
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.load_state_dict(again)
+    assert are_equal(list(map(part_of, model.parameters())), list(net().parameters()))
 
 
 def test_what_the_script_switches_off_between_steps_is_on_in_each() -> None:

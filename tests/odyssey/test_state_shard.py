@@ -61,10 +61,11 @@ class Odd(torch.optim.Optimizer):
 
 
 def shard_of(make, dtype):
+    """Of two parameters, one of which lies in memory column by column."""
     generator = torch.Generator().manual_seed(3)
     named = {
         "weight": nn.Parameter(torch.randn(6, 5, generator=generator).to(dtype)),
-        "other": nn.Parameter(torch.randn(4, 6, generator=generator).to(dtype)),
+        "other": nn.Parameter(torch.randn(6, 4, generator=generator).to(dtype).t()),
     }
     return StateShard(named, make, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2))
 
@@ -73,7 +74,7 @@ def train(shard, first, last):
     for step in range(first, last):
         generator = torch.Generator().manual_seed(step)
         for parameter in shard.trainable:
-            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+            parameter.grad = torch.empty_like(parameter).copy_(torch.randn(parameter.shape, generator=generator))
         shard.optimizer.step()
         shard.scheduler.step()
 
@@ -108,6 +109,15 @@ def test_the_state_of_every_optimizer_arrives_bit_for_bit(kind, way, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_odd_state_of_a_users_own_optimizer_arrives_bit_for_bit(dtype):
     assert_moves_exactly(Odd, dtype)
+
+
+def test_what_a_hook_has_a_part_in_lies_in_memory_as_the_parameter_does():
+    def make(params):
+        optimizer = torch.optim.Adam(params, fused=True)
+        optimizer.register_load_state_dict_post_hook(lambda optimizer: None)
+        return optimizer
+
+    assert_moves_exactly(make, torch.float32)
 
 
 def test_what_an_optimizer_does_with_its_state_by_itself_is_left_to_it():

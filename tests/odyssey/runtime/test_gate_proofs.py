@@ -274,6 +274,11 @@ def summed_in_another_order(rank):
     shard.trainable = list(shard.named.values())
 
 
+def lies_column_by_column(rank):
+    parameter = weight(rank)
+    parameter.data = parameter.data.t().contiguous().t()
+
+
 def other_denominator(rank):
     rank.global_batch = 4
 
@@ -290,6 +295,7 @@ def other_samples(rank):
     ("bug", "words"),
     [
         (summed_in_another_order, "are summed differently"),
+        (lies_column_by_column, "are summed differently"),
         (other_denominator, "rank 2 divides by 4 samples"),
         (data_cursor_reset, "rank 2 stands at step 0, expected step 3"),
         (other_samples, "the samples or random numbers of the next step differ"),
