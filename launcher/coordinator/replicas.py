@@ -51,6 +51,14 @@ def why_restart(job: JobState, rank: Rank) -> str:
     return f"rank {rank} speaks for all ranks of the script" if rank == SPEAKER else ""
 
 
+def done_without(job: JobState) -> tuple[Rank, ...]:
+    """Ranks that replicas are to go on without, as it looks now."""
+    if not job.replicas:
+        return ()
+    leaving = job.leaving.keys() & job.members
+    return tuple(sorted(job.lost | (leaving if leaving < job.members else set())))
+
+
 class Prices(NamedTuple):
     """Seconds of all ranks. `go_on_s`: of those that are missing, until the script saves its state again, and a start then;
     `restart_s`: what was done since it did so last, and a start."""

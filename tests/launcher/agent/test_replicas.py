@@ -447,3 +447,44 @@ def test_communication_hooks(hook: str, n_at_end: int, tmp_path: Path) -> None:
     sums = ran.text().split()
     assert len(sums) == n_at_end and len(set(sums)) == 1
     assert any("reduces again" in note.text for note in ran.all(Note)) == (hook == "power")
+
+
+WAITS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+members = [int(rank) for rank in sys.argv[2].split(",")]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if sys.argv[3:]:
+    replica = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+if (rank, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (int(sys.argv[1]), "0"):
+    os.kill(os.getpid(), 9)
+group = dist.new_group(members)
+dist.barrier()
+if rank in members:
+    there = torch.ones(1)
+    dist.all_reduce(there, group=group)
+    assert there.item() == len(members) and members[dist.get_rank(group)] == rank
+print("to the end with", dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "members", "with_ddp", "why"),
+    [
+        pytest.param(2, "1,2", False, "without Distr", id="loading"),
+        pytest.param(2, "1,2", True, "rank 2 was in its group", id="of them", marks=pytest.mark.soak),
+        pytest.param(3, "1,2", True, "", id="behind them", marks=pytest.mark.soak),
+    ],
+)
+def test_nobody_waits_in_torch_for_a_lost_rank(victim: int, members: str, with_ddp: bool, why: str, tmp_path: Path) -> None:
+    """Those of a group of torch's own wait for each other in C++, the others in a collective of ours. Where none of them is
+    lost all go on."""
+    ran = run_script(tmp_path, WAITS, str(victim), members, *["ddp"][:with_ddp], max_restarts=1)
+    assert ran.text().splitlines() == [f"to the end with {N_RANKS if why else N_RANKS - 1}"] * (N_RANKS if why else N_RANKS - 1)
+    assert len(ran.all(Restarting)) == (1 if why else 0)
+    assert any(why in note.text for note in ran.all(Note) if "cannot go on" in note.text) == bool(why)
