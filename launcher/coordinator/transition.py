@@ -61,9 +61,8 @@ def pause(job: JobState, reason: str, lost: Set[Rank] | None = None) -> Actions:
     decision = Record(Pausing(tuple(sorted(job.lost if lost is None else lost)), reason))
     ranks.enter_all(ranks.of(RankState.JOINED), RankState.MEMBER)
     members = job.members
-    job.leaving |= dict.fromkeys(
-        sorted(members & job.due.keys()), False
-    )  # all stand now: nothing is too late for the next plan
+    due = {rank for rank in members & job.due.keys() if not replicas.why_restart_without(job, (rank,))}
+    job.leaving |= dict.fromkeys(sorted(due), False)  # all stand now: nothing is too late for the next plan
     if not members and job.plan is None and world.alive:
         return decision, *_wait_as_at_first(job)
     if not members:
