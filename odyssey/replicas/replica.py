@@ -242,7 +242,7 @@ class Replica:
         """Nothing waits for it."""
 
     def why_not(self, lost: Collection[Rank]) -> str:
-        """All ranks have made the same groups."""
+        """All ranks have made the same groups, of which torch numbers the members by their numbers among all ranks."""
         gone = sorted(set(lost).intersection(self.seen))
         if not gone:
             return ""
@@ -253,6 +253,8 @@ class Replica:
         for name, ranks in tuple(self.partial_groups.items()):
             if its := ranks.intersection(gone):
                 return f"rank {min(its)} was in its group {name!r} of {len(ranks)} ranks"
+            if any(rank > gone[0] for rank in ranks):
+                return f"without rank {gone[0]} ranks of its group {name!r} have other numbers"
         return ""
 
     def let_go(self, runner: Member, plan: Plan, rest: Rest | None) -> None:

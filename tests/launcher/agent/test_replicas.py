@@ -478,12 +478,13 @@ dist.destroy_process_group()
     [
         pytest.param(2, "1,2", False, "without Distr", id="loading"),
         pytest.param(2, "1,2", True, "rank 2 was in its group", id="of them", marks=pytest.mark.soak),
+        pytest.param(1, "2,3", True, "without rank 1 ranks of its group", id="before them"),
         pytest.param(3, "1,2", True, "", id="behind them", marks=pytest.mark.soak),
     ],
 )
 def test_nobody_waits_in_torch_for_a_lost_rank(victim: int, members: str, with_ddp: bool, why: str, tmp_path: Path) -> None:
     """Those of a group of torch's own wait for each other in C++, the others in a collective of ours. Where none of them is
-    lost all go on."""
+    lost, and none has another number then, all go on."""
     ran = run_script(tmp_path, WAITS, str(victim), members, *["ddp"][:with_ddp], max_restarts=1)
     assert ran.text().splitlines() == [f"to the end with {N_RANKS if why else N_RANKS - 1}"] * (N_RANKS if why else N_RANKS - 1)
     assert len(ran.all(Restarting)) == (1 if why else 0)

@@ -67,12 +67,14 @@ def ranks(*numbers: int) -> frozenset[Rank]:
         ((0, 1), (2,), ""),
         ((0, 1), (2, 3), ""),
         ((), (2,), ""),
+        ((2, 3), (1,), "without rank 1 ranks of its group 'some' have other numbers"),
+        ((0, 3), (2,), "without rank 2 ranks of its group 'some' have other numbers"),
         ((0, 1), (1, 2), "rank 1 was in its group 'some' of 2 ranks"),
         ((2, 3), (), ""),
         ((2, 3), (7,), ""),
     ],
 )
-def test_a_group_of_some_goes_on_with_all_its_ranks(
+def test_a_group_of_some_goes_on_where_its_ranks_keep_their_numbers(
     members: tuple[int, ...], lost: tuple[int, ...], why: str, replica: Known
 ) -> None:
     replica.partial_groups["some"] = ranks(*members)
