@@ -12,6 +12,7 @@ import signal
 from launcher.agent.part import Part
 from launcher.agent.replication import Replication
 from launcher.cluster.leading.leader import Leader
+from launcher.coordinator.state import PlainState
 from launcher.joblog.events import AgentLost, Body, NoticeGiven
 from launcher.joblog.exit_codes import ending
 
@@ -48,9 +49,11 @@ class Leaving:
             self._look_at_ranks()
 
     def _look_at_ranks(self) -> None:
-        """Where all ranks are ending their scripts nobody else has to lead any more."""
-        if self._by is None or not self._local.processes.have_ended or not self._coordination.is_job_in_force:
+        """Where all ranks are ending their scripts nobody else has to lead any more, unless all start again when this ends."""
+        state, us = self._coordination.state, self._leader.us
+        is_awaited = isinstance(state, PlainState) and us.number in state.leaving
+        if self._by is None or not self._local.processes.have_ended or not (self._coordination.is_job_in_force or is_awaited):
             return
         (reason, self._code), self._by = ending(self._by), None
         self._local.sink.say(f"{reason}; this agent leaves the job")
-        self._local.sink.event(AgentLost(self._leader.us, reason))
+        self._local.sink.event(AgentLost(us, reason))

@@ -129,10 +129,20 @@ def _end_all(plain: PlainState) -> Actions:
 
 
 def _if_all_gone(plain: PlainState) -> Actions:
-    """Start again, or end the job; with too few agents, wait for more."""
-    if plain.world.alive or plain.is_backing_off:
+    """Start again, or end the job; with too few agents, wait for more, and for those to end that leave."""
+    if plain.world.alive or plain.is_backing_off or plain.leaving:
         return ()
     return _judge(plain) if plain.world.first_failure else _start(plain)
+
+
+def _if_left(plain: PlainState) -> Actions:
+    """All ranks are gone, and agents that leave have had some time. If one of them led another one does by now, which serves
+    the ranks' store."""
+    plain.leaving &= {agent.number for agent in plain.world.agents}
+    if not plain.leaving:
+        return _if_all_gone(plain)
+    numbers = " and ".join(map(str, sorted(plain.leaving)))
+    return Record(Note(f"{plain.world.first_failure}: waiting for agent {numbers} to end")), SetDeadline(PATIENCE_S)
 
 
 def _judge(plain: PlainState) -> Actions:
@@ -179,12 +189,14 @@ def _start(plain: PlainState) -> Actions:
 
 
 def _waited(plain: PlainState, body: Tick) -> Actions:
-    """A deadline has passed: for ranks to end, for a pause, or for agents to come."""
+    """A deadline has passed: for ranks or agents to end, for a pause, or for agents to come."""
     world = plain.world
     if world.alive:
         took_s = world.now - (plain.failed_at or world.now)
         note = Note(f"{world.first_failure or 'a restart'}: waiting for {ranks_alike(world.alive)} to end")
         return Record(note), SetDeadline(max(PATIENCE_S, took_s))
+    if plain.leaving:
+        return _if_left(plain)
     if plain.is_backing_off:
         plain.is_backing_off = False
         return _start(plain)
@@ -257,6 +269,8 @@ def _leader_changed(plain: PlainState, body: LeaderChanged) -> Actions:
         return (note,)
     if world.alive:
         return note, *_end_all(plain)
+    if plain.leaving:
+        return note, *_if_left(plain)
     wait_s = world.started.join_timeout_s if world.started is not None and not plain.is_backing_off else PATIENCE_S
     return note, SetDeadline(wait_s)
 

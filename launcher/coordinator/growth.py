@@ -21,7 +21,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from launcher.coordinator import transition
+from launcher.coordinator import replicas, transition
 from launcher.coordinator.actions import (
     Action,
     EndRanks,
@@ -60,6 +60,7 @@ from strategies.situation.faults import attempt
 
 UNCHANGED = "unchanged"
 """The row of a table that stands for the plan in force."""
+_ALL_END = "all agents were told to end"
 TIMES_OF_PATIENCE = 10
 """So many times the price of its groups and of a step, or the time to join, is what newcomers of a plan get to connect."""
 
@@ -76,16 +77,35 @@ def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
         return (Record(Note(f"{ranks_text(body.ranks)} {'are' if len(body.ranks) > 1 else 'is'} not asked to leave: {why}")),)
     within = "" if body.within_s is None else f" within {body.within_s:g} s"
     note = Record(Note(f"{ranks_text(wanted)} {'are' if len(wanted) > 1 else 'is'} to leave{within}: {body.reason}"))
+    if why := replicas.why_restart_without(job, wanted):
+        return note, *_start_again_without(job, body, wanted, why)
     awaited = job.awaited
     at_once = wanted & ranks.among(RankState.STARTING, RankState.JOINED) - awaited
     job.leaving |= dict.fromkeys(sorted(wanted & (job.members | awaited)), body.is_certain)
-    ends = _let_go(job, at_once)
-    if body.within_s is not None:
-        job.due |= dict.fromkeys(sorted(wanted - at_once), job.world.now + body.within_s)
-        ends += (RemindOfNotice(body.within_s),)
+    ends = *_let_go(job, at_once), *_remind(job, body, wanted - at_once)
     if body.is_certain and not job.staying:
-        return note, *ends, *end(job, ExitCode.TERMINATED, "all agents were told to end")
+        return note, *ends, *end(job, ExitCode.TERMINATED, _ALL_END)
     return note, *ends, *consider(job)
+
+
+def _remind(job: JobState, body: NoticeGiven, ranks: Set[Rank]) -> Actions:
+    """These will be lost, if the notice says when."""
+    if body.within_s is None:
+        return ()
+    job.due |= dict.fromkeys(sorted(ranks), job.world.now + body.within_s)
+    return (RemindOfNotice(body.within_s),)
+
+
+def _start_again_without(job: JobState, body: NoticeGiven, ranks: Set[Rank], why: str) -> Actions:
+    """Replicas cannot go on without them. Where their agent ends all start again on the others; else these would start, too, so
+    they stay, for as long as they can."""
+    if not body.is_certain:
+        return Record(Note(f"there is no plan without {ranks_text(ranks)}: {why}")), *_remind(job, body, ranks)
+    job.leaving |= dict.fromkeys(sorted(ranks), True)
+    if not job.staying:
+        return end(job, ExitCode.TERMINATED, _ALL_END)
+    job.gives_up = f"{body.reason}; {why}"
+    return ()
 
 
 def let_go(job: JobState) -> Actions:

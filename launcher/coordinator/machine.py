@@ -113,6 +113,7 @@ def _start_again(job: JobState) -> tuple[PlainState, Actions]:
         profile=job.profile,
         has_progressed=job.has_trained,
         gives_signs=job.has_trained,
+        leaving={world.homes[rank] for rank in job.certain_to_leave if rank in world.homes} & present,
     )
     return plain, (Record(Note(f"{job.gives_up}; all ranks start again")), *elastic.failure(plain, job.gives_up))
 

@@ -7,7 +7,7 @@ they end, and when a survivor says that its script cannot go on without the lost
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from launcher.coordinator.actions import Record
@@ -23,6 +23,7 @@ from odyssey.protocol.units import Result
 
 SPEAKER = Rank(0)
 """Scripts let this rank save, log and read for all."""
+_SPEAKS = f"rank {SPEAKER} speaks for all ranks of the script"
 
 
 def plan_of(job: JobState, step: int, workers: Iterable[Worker]) -> Plan:
@@ -48,7 +49,20 @@ def why_restart(job: JobState, rank: Rank) -> str:
         return "ranks are ending their scripts"
     if job.plan is None:
         return "not all ranks had joined"
-    return f"rank {rank} speaks for all ranks of the script" if rank == SPEAKER else ""
+    return _SPEAKS if rank == SPEAKER else ""
+
+
+def why_restart_without(job: JobState, ranks: Collection[Rank]) -> str:
+    """Why others cannot go on when these have left; empty if they can, and for a Job."""
+    return _SPEAKS if job.replicas and SPEAKER in ranks else ""
+
+
+def done_without(job: JobState) -> tuple[Rank, ...]:
+    """Ranks that replicas are to go on without, as it looks now."""
+    if not job.replicas:
+        return ()
+    leaving = job.leaving.keys() & job.members
+    return tuple(sorted(job.lost | (leaving if leaving < job.members else set())))
 
 
 class Prices(NamedTuple):

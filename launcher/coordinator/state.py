@@ -145,7 +145,8 @@ class PlainState:
     This attempt began at `attempt_at`. `has_progressed`: in this attempt; `gives_signs`: of progress, in any. `failed_at`: when
     the last attempt failed, until this one makes progress. `is_backing_off`: all ranks are gone, and a pause passes. `missed`:
     why ranks are missing that a Job can begin without, where it is not known yet whether there will be one. `never_there`: of
-    the ranks of an attempt that began with the loss of an agent, those that have not started in it.
+    the ranks of an attempt that began with the loss of an agent, those that have not started in it. `leaving`: agents that were
+    told to end, by number: all start again when they have.
     """
 
     world: World = field(default_factory=World)
@@ -158,6 +159,7 @@ class PlainState:
     is_backing_off: bool = False
     missed: str = ""
     never_there: set[Rank] = field(default_factory=set)
+    leaving: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -261,8 +263,12 @@ class JobState:
     @property
     def staying(self) -> Set[Rank]:
         """Living ranks but those that end, or will be lost in any case."""
-        certain = {rank for rank, is_certain in self.leaving.items() if is_certain}
-        return self.world.alive - self.ranks.of(RankState.LEAVING) - certain
+        return self.world.alive - self.ranks.of(RankState.LEAVING) - self.certain_to_leave
+
+    @property
+    def certain_to_leave(self) -> Set[Rank]:
+        """Ranks that will be lost in any case."""
+        return {rank for rank, is_certain in self.leaving.items() if is_certain}
 
     @property
     def factors(self) -> dict[Rank, float]:

@@ -29,7 +29,7 @@ from odyssey.plan.proof import prove
 from odyssey.plan.rest import Rest, rest_of_step
 from odyssey.plan.worker import Rank
 from odyssey.protocol.orders import Go, Pause, Prepare
-from odyssey.protocol.reports import Paused, Ready
+from odyssey.protocol.reports import CannotGoOn, Paused, Ready
 from odyssey.protocol.units import Position, Result, is_next
 from strategies.situation.faults import attempt
 
@@ -61,14 +61,13 @@ def pause(job: JobState, reason: str, lost: Set[Rank] | None = None) -> Actions:
     decision = Record(Pausing(tuple(sorted(job.lost if lost is None else lost)), reason))
     ranks.enter_all(ranks.of(RankState.JOINED), RankState.MEMBER)
     members = job.members
-    job.leaving |= dict.fromkeys(
-        sorted(members & job.due.keys()), False
-    )  # all stand now: nothing is too late for the next plan
+    due = {rank for rank in members & job.due.keys() if not replicas.why_restart_without(job, (rank,))}
+    job.leaving |= dict.fromkeys(sorted(due), False)  # all stand now: nothing is too late for the next plan
     if not members and job.plan is None and world.alive:
         return decision, *_wait_as_at_first(job)
     if not members:
         return decision, *start_again_or_end(job, f"{reason}, the last one", "")
-    order = Pause(world.generation)
+    order = Pause(world.generation, replicas.done_without(job))
     return *(SendOrder(rank, order) for rank in sorted(members)), decision, SetDeadline(None)
 
 
@@ -89,6 +88,8 @@ def rank_paused(job: JobState, body: Paused) -> Actions:
         return ()
     if body.passed is not None and is_ahead(job, body.position, body.passed):
         job.results = with_result(job.results, body.passed)
+    if body.why_not:
+        return replicas.cannot_go_on(job, CannotGoOn(body.rank, body.why_not))
     ranks.answer_paused(body)
     if not ranks.have_all_paused():
         return ()

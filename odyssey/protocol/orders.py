@@ -23,9 +23,11 @@ class Measure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Abort communication in flight, keep model and optimizer state, answer Paused."""
+    """Abort communication in flight, keep model and optimizer state, answer Paused. `lost`: without whom
+    replicas are to go on."""
 
     generation: int
+    lost: tuple[Rank, ...] = ()
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):

@@ -90,7 +90,8 @@ class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
     `phase`: `compute` (the unit is not done), `contributed` (everything of the unit is done but its result), `between` (in the
     script's own code), `idle`. `held`: layers with full state. `summed`: gradients of the unit at hand, where that is a step.
     `whole`: groups that the next generation may take on, where all their ranks say so. `passed`: the newest unit that it has
-    the result of; `hands_on`: that unit has no commit point, and this rank has what others may lack of it.
+    the result of; `hands_on`: that unit has no commit point, and this rank has what others may lack of it. `why_not`: of a
+    replica, why its script cannot go on without who is lost, as far as it knows by itself; empty if it can.
     """
 
     rank: Rank
@@ -102,6 +103,7 @@ class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
     whole: tuple[WholeGroup, ...] = ()
     passed: Result | None = None
     hands_on: bool = False
+    why_not: str = ""
 
 
 class Connected(msgspec.Struct, frozen=True, tag="rank_connected"):

@@ -8,6 +8,7 @@ Sums need no commit point for that, as a rank that has them hands them on to tho
 install.py    takes the place of torch's own groups; what is not ours to carry stays torch's, and makes a loss a restart
 group.py      the group that the script sees: its calls as operations; its size and numbers as they are behind each unit
 operation.py  a collective that can be begun anew, and what becomes of it
+sized_objects.py  gathers of objects, which are to be of the ranks whose sizes are known
 backward.py   those that a backward starts, which become final together
 beside.py     what another thread of the script asks for, which torch's own group does
 replica.py    what such a rank holds, and its part in a generation: the State and the Runner of its session

@@ -24,6 +24,7 @@ from odyssey.replicas.backward import is_asked_by_torch, n_for_ddp
 from odyssey.replicas.beside import Beside, in_its_thread
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, nothing
 from odyssey.replicas.replica import Replica
+from odyssey.replicas.sized_objects import as_sized
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.script_group import ScriptGroup
 
@@ -127,7 +128,8 @@ class ReplicaGroup(ScriptGroup):
 
             return work, put
 
-        return self._run("all_gather", begin, [tensor for output in outputs for tensor in output])
+        begin_sized = as_sized(begin, inputs, self._replica)
+        return self._run("all_gather", begin_sized, [tensor for output in outputs for tensor in output])
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         parts = output.view(self._n_parts(output, input), *input.shape).unbind()
@@ -157,7 +159,8 @@ class ReplicaGroup(ScriptGroup):
 
             return work, put
 
-        return self._run("gather", begin, [tensor for output in outputs for tensor in output])
+        begin_sized = as_sized(begin, inputs, self._replica)
+        return self._run("gather", begin_sized, [tensor for output in outputs for tensor in output])
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
         """From the root."""

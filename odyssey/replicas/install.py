@@ -107,9 +107,8 @@ class _Made:
         @functools.wraps(helper)
         def new_group(size: int, rank: int, ranks: list[int], backend: Any, *others: Any, **named: Any) -> Any:
             if why := self._why_not(size, ranks, str(backend)):
-                found = helper(size, rank, ranks, backend, *others, **named)
                 self._not_ours(ranks, named.get("group_name") or (others[1] if len(others) > 1 else ""), why)
-                return found
+                return helper(size, rank, ranks, backend, *others, **named)
             group, store = helper(size, rank, ranks, "odyssey", *others, **named)
             if store is not None:
                 c10d._world.pg_map[group] = ("gloo", store)  # as the script asked for it
@@ -130,6 +129,7 @@ class _Made:
         return "" if size == whole and len(ranks) in (0, whole) else "partial"
 
     def _not_ours(self, ranks: list[int], name: str, why: str) -> None:
+        """Said before it is made: torch may wait in it, without end, for a rank that is lost by then, or is already."""
         if self._replica is None:
             return  # a loss before ours is made is a restart anyway
         if why != "partial":
@@ -137,6 +137,8 @@ class _Made:
         else:
             seen = self._replica.seen
             self._replica.partial_groups[name] = frozenset(seen[rank] for rank in ranks)
+        if why := self._replica.why_not(self._replica.session.lost):
+            self._replica.cannot_go_on(why)
 
     def _renumber(self) -> None:
         """Ranks are numbered anew, as a loss leaves no gap."""

@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
@@ -106,6 +106,11 @@ def _send_on(groups: Groups, giver: Worker, tensor: torch.Tensor) -> Any:
     return groups.over(groups.needs.members, lambda group: group.broadcast([tensor], options))
 
 
+def _digest(modules: Iterable[nn.Module]) -> str:
+    found = sorted(digest(dict(module.named_parameters())) for module in modules)
+    return hashlib.blake2b(" ".join(found).encode(), digest_size=8).hexdigest()
+
+
 def _group_of_one() -> Any:
     """Torch's: operations need no special case where only one rank is left."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -153,7 +158,7 @@ class Replica(NothingComes):
         self.is_immediate = False
         """Reductions of a backward become final one by one, and not together."""
         self.partial_groups: dict[str, frozenset[Rank]] = {}
-        """Groups of torch's own with some ranks only, by name."""
+        """Groups of torch's own with some ranks only, by name, from before they are made."""
         self._step_began_s: float | None = None
         self._kept = Kept()
         self.seen: tuple[Rank, ...] = ()
@@ -246,18 +251,26 @@ class Replica(NothingComes):
     def built(self, plan: Plan, since_s: float, kept_members: int = 0) -> None:
         """Nothing waits for it."""
 
+    def why_not(self, lost: Collection[Rank]) -> str:
+        """All ranks have made the same groups, of which torch numbers the members by their numbers among all ranks."""
+        gone = sorted(set(lost).intersection(self.seen))
+        if not gone:
+            return ""
+        if not self.has_ddp:
+            return "without DistributedDataParallel nothing tells that each rank has the whole model"
+        if self.not_carried:
+            return self.not_carried
+        for name, ranks in tuple(self.partial_groups.items()):
+            if its := ranks.intersection(gone):
+                return f"rank {min(its)} was in its group {name!r} of {len(ranks)} ranks"
+            if any(rank > gone[0] for rank in ranks):
+                return f"without rank {gone[0]} ranks of its group {name!r} have other numbers"
+        return ""
+
     def let_go(self, runner: Member, plan: Plan, rest: Rest | None) -> None:
         """Here it is known who goes on."""
-        going = frozenset(all_ranks_of(plan.workers))
-        if lost := sorted(set(self.seen) - going):
+        if set(self.seen).difference(all_ranks_of(plan.workers)):
             self.has_lost = True
-            if not self.has_ddp:
-                self.cannot_go_on("without DistributedDataParallel nothing tells that each rank has the whole model")
-            if self.not_carried:
-                self.cannot_go_on(self.not_carried)
-            for name, ranks in self.partial_groups.items():
-                if ranks.intersection(lost):
-                    self.cannot_go_on(f"rank {min(ranks.intersection(lost))} was in its group {name!r} of {len(ranks)} ranks")
 
     def take_on(self, plan: Plan, worker: Worker, groups: Groups) -> Moved:
         """Each rank has everything."""
@@ -285,7 +298,7 @@ class Replica(NothingComes):
             rank=runner.rank,
             generation=plan.generation,
             position=position,
-            digests=((0, self._digest()),),
+            digests=((0, _digest(self.modules)),),
             samples=tuple((k, plan.samples.n_of(k)) for k in mine),
             denominator=len(runner.ranks),
             groups_s=groups_s,
@@ -295,10 +308,6 @@ class Replica(NothingComes):
             stream="the script's own",
             proof_s=time.monotonic() - started_s,
         )
-
-    def _digest(self) -> str:
-        found = sorted(digest(dict(module.named_parameters())) for module in self.modules)
-        return hashlib.blake2b(" ".join(found).encode(), digest_size=8).hexdigest()
 
     @property
     def hands_on(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from odyssey.plan.needs import Needs
 from odyssey.plan.schedule import Op
+from odyssey.plan.worker import Rank
 from odyssey.protocol.link import AgentLink
 from odyssey.protocol.orders import Command, Connect, Drain, Go, Known, Pause, Ping, Stop
 from odyssey.protocol.reports import Broken, Connected, HandOn, Paused, Pong
@@ -65,6 +66,8 @@ class Control:
         self._giving: Groups | None = None
         """Those in which this rank hands a unit on, whatever its script does meanwhile."""
         self._is_over = False
+        self.lost: frozenset[Rank] = frozenset()
+        """As every Pause has told it to a replica."""
 
     @property
     def phase(self) -> Phase:
@@ -137,7 +140,8 @@ class Control:
                 if reason:
                     print(reason, file=sys.stderr, flush=True)
                 os._exit(exit_code)
-            case Pause(generation=generation):
+            case Pause(generation=generation, lost=lost):
+                self.lost |= frozenset(lost)  # before the answer: what the script begins from now on meets it
                 self._hear(lambda phase: phase.paused(generation))
                 self._orders.put(order)
             case Drain(generation=generation):
@@ -243,5 +247,6 @@ class Control:
             self._phase = phase.answered()
             held, summed = tuple(sorted(self._state.held)), self._state.summed()
             whole = () if self._groups is None else self._groups.whole()
-            at, hands_on = (phase.position, word_of(phase)), self._state.hands_on
-            self._link.report(Paused(self._link.rank, phase.generation, *at, held, summed, whole, phase.passed, hands_on))
+            at, of_passed = (phase.position, word_of(phase)), (phase.passed, self._state.hands_on)
+            why_not = self._state.why_not(self.lost)
+            self._link.report(Paused(self._link.rank, phase.generation, *at, held, summed, whole, *of_passed, why_not))

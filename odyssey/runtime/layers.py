@@ -11,7 +11,7 @@ from odyssey.errors import OdysseyError
 from odyssey.model.model import Model
 from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.rest import Rest, Summed, kept_layers
-from odyssey.plan.worker import Worker
+from odyssey.plan.worker import Rank, Worker
 from odyssey.protocol.model_spec import Boundary, ModelSpec
 from odyssey.protocol.orders import Measure
 from odyssey.protocol.reports import Measured, OpTimes, Ready, Report
@@ -101,6 +101,10 @@ class Layers:
     def built(self, plan: Plan, since_s: float, kept_members: int = 0) -> None:
         """The backend's time for it passes."""
         self._backend.built(plan, since_s, kept_members)
+
+    def why_not(self, lost: Collection[Rank]) -> str:
+        """Whatever is lost, the coordinator knows who holds it."""
+        return ""
 
     def let_go(self, runner: Engine, plan: Plan, rest: Rest | None) -> None:
         """Old gradients make room for what comes, and for new ones; but for those that are kept."""

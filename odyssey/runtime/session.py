@@ -30,7 +30,7 @@ import torch
 from odyssey.errors import JobError, OdysseyError
 from odyssey.plan.needs import Needs
 from odyssey.plan.plan import Plan, StateFrom
-from odyssey.plan.worker import Rank, Worker, ranks_of, worker_of
+from odyssey.plan.worker import Rank, Worker, all_ranks_of, ranks_of, worker_of
 from odyssey.protocol.calls import CALLS
 from odyssey.protocol.link import AgentLink
 from odyssey.protocol.orders import Command, Connect, Finish, Follow, Go, Measure, Prepare
@@ -121,6 +121,11 @@ class Session(Generic[R]):
     def position(self) -> Position:
         """The position of the next unit that is run, or of the one at hand."""
         return self._control.phase.position
+
+    @property
+    def lost(self) -> frozenset[Rank]:
+        """Ranks that are, as this one has been told, though units may have been made with them since."""
+        return self._control.lost
 
     @property
     def place(self) -> Position:
@@ -234,7 +239,8 @@ class Session(Generic[R]):
         if self.runner is not None and not self._control.phase.is_idle:
             transaction.take(self.runner, result.values)
         self._control.change(lambda phase: phase.done(result))
-        self._report_times()
+        for report in self._state.reports(self.runner) if self.runner is not None else ():
+            self._link.report(report)
 
     def _roll_forward(self, transaction: Transaction[R] | None, results: Sequence[Result]) -> None:
         """Take over the unit at hand if it is among `results` (I2): others passed its commit point, and we had contributed.
@@ -354,6 +360,10 @@ class Session(Generic[R]):
             self._roll_forward(transaction, order.results)
         if self.runner is not None:
             self.runner.stop()
+            gone = {*all_ranks_of(self.runner.plan.workers)}.difference(all_ranks_of(plan.workers))
+            if why := self._state.why_not(gone):  # before groups are built, in which another rank may be waited for in vain
+                self._link.report(CannotGoOn(self.rank, why))
+                return
         started_s = time.monotonic()
         needs = Needs.of(plan, me)
         ahead = self._control.use_ahead(needs, order.generation)
@@ -375,11 +385,6 @@ class Session(Generic[R]):
         report = self._state.ready(runner, self.position, groups_s=built_s - started_s, moves_s=moved_s - built_s, moved=moved)
         self._control.change(Phase.ready)
         self._link.report(report)
-
-    def _report_times(self) -> None:
-        if self.runner is not None:
-            for report in self._state.reports(self.runner):
-                self._link.report(report)
 
 
 def _give_up(link: AgentLink, what: str) -> NoReturn:

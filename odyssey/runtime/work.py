@@ -88,6 +88,9 @@ class State(Protocol[R]):
         """The groups of `plan` stand; building began at `since_s` of time.monotonic. `kept_members`: of those that this rank
         has not built anew, together."""
 
+    def why_not(self, lost: Collection[Rank]) -> str:
+        """Why this rank cannot go on without these, as far as it knows by itself; empty if it can."""
+
     def let_go(self, runner: R, plan: Plan, rest: Rest | None) -> None:
         """Release what `runner` has of the unit at hand, but for what `plan` goes on with."""
 

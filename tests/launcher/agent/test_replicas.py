@@ -447,3 +447,100 @@ def test_communication_hooks(hook: str, n_at_end: int, tmp_path: Path) -> None:
     sums = ran.text().split()
     assert len(sums) == n_at_end and len(set(sums)) == 1
     assert any("reduces again" in note.text for note in ran.all(Note)) == (hook == "power")
+
+
+WAITS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+members = [int(rank) for rank in sys.argv[2].split(",")]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if sys.argv[3:]:
+    replica = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+if (rank, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (int(sys.argv[1]), "0"):
+    os.kill(os.getpid(), 9)
+group = dist.new_group(members)
+dist.barrier()
+if rank in members:
+    there = torch.ones(1)
+    dist.all_reduce(there, group=group)
+    assert there.item() == len(members) and members[dist.get_rank(group)] == rank
+print("to the end with", dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "members", "with_ddp", "why"),
+    [
+        pytest.param(2, "1,2", False, "without Distr", id="loading"),
+        pytest.param(2, "1,2", True, "rank 2 was in its group", id="of them", marks=pytest.mark.soak),
+        pytest.param(1, "2,3", True, "without rank 1 ranks of its group", id="before them"),
+        pytest.param(3, "1,2", True, "", id="behind them", marks=pytest.mark.soak),
+    ],
+)
+def test_nobody_waits_in_torch_for_a_lost_rank(victim: int, members: str, with_ddp: bool, why: str, tmp_path: Path) -> None:
+    """Those of a group of torch's own wait for each other in C++, the others in a collective of ours. Where none of them is
+    lost, and none has another number then, all go on."""
+    ran = run_script(tmp_path, WAITS, str(victim), members, *["ddp"][:with_ddp], max_restarts=1)
+    assert ran.text().splitlines() == [f"to the end with {N_RANKS if why else N_RANKS - 1}"] * (N_RANKS if why else N_RANKS - 1)
+    assert len(ran.all(Restarting)) == (1 if why else 0)
+    assert any(why in note.text for note in ran.all(Note) if "cannot go on" in note.text) == bool(why)
+
+
+OBJECTS = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import nn
+
+dist.init_process_group("gloo")
+rank, n = dist.get_rank(), dist.get_world_size()
+replica = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+replica(torch.ones(1, 2)).sum().backward()
+if (rank, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (1, "0"):
+    left = [int(sys.argv[2])]
+
+    def ending(call):
+        def ends(*arguments, **named):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), 9)
+            return call(*arguments, **named)
+
+        return ends
+
+    c10d.all_gather, c10d.gather = ending(c10d.all_gather), ending(c10d.gather)
+found = [None] * n
+mine = {"rank": rank, "bytes": list(range(10 ** rank))}
+if sys.argv[1] == "all":
+    dist.all_gather_object(found, mine)
+else:
+    dist.gather_object(mine, found if rank == 0 else None)
+if rank == 0:
+    print([each["rank"] for each in found], flush=True)
+dist.barrier()
+del replica
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "at", "found"),
+    [
+        pytest.param("all", 1, [0, 0, 2, 3], marks=pytest.mark.soak),
+        ("all", 2, [0, 1, 2, 3]),
+        pytest.param("one", 1, [0, 0, 2, 3], marks=pytest.mark.soak),
+        pytest.param("one", 2, [0, 1, 2, 3], marks=pytest.mark.soak),
+    ],
+)
+def test_gathered_objects_are_whole(which: str, at: int, found: list[int], tmp_path: Path) -> None:
+    """Before all know their sizes the first's comes in the place of a lost rank's, and then it is a restart."""
+    ran = run_script(tmp_path, OBJECTS, which, str(at), max_restarts=1)
+    assert ran.text().splitlines() == [str(found)]
+    assert len(ran.all(Restarting)) == at - 1
+    assert any("whose sizes are known of other ranks" in note.text for note in ran.all(Note)) == (at == 2)

@@ -63,6 +63,19 @@ def test_all_start_again_under_another_agent_when_that_of_the_first_rank_is_lost
     assert difference(tmp_path / "out", 4, "plain") == ""
 
 
+def test_all_start_again_on_the_others_when_the_agent_of_the_first_rank_is_told_to_end(
+    start: Callable[..., Agent], tmp_path: Path
+) -> None:
+    """It leads, too."""
+    agents = begun(start, tmp_path / "out", max_restarts=1)
+    agents[0].process.terminate()
+    ended = [agent.end() for agent in agents]
+    assert ended == [143, 0, 0], [agent.lines for agent in agents]
+    assert "rank 0 speaks for all ranks of the script; all ranks start again" in "".join(agents[0].lines)
+    assert "restart 1 of 1" in "".join(agents[1].lines + agents[2].lines)
+    assert difference(tmp_path / "out", 4, "plain") == ""
+
+
 def test_a_drill_names_ranks_of_any_agent(start: Callable[..., Agent], tmp_path: Path) -> None:
     agents = begun(start, tmp_path / "out", drill="step=3 kill=4")
     ended = [agent.end() for agent in agents]

@@ -5,7 +5,8 @@ join 0 1 (job=2 replicas=yes)  these ranks are there     progress 0      the fir
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
                                                          (takes=9: s after a step of 1 s), noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; g=1)
-paused 1 5 compute  (held=0-2 passed=backward hands=yes) lost 2 signal (slot), exit 0, fail 1, finish 0
+paused 1 5 compute  (held=0-2 passed=backward            lost 2 signal (slot), exit 0, fail 1, finish 0
+                    hands=yes stuck=yes)
 tick, broken 1, stop, leads 7                            pass 60         seconds
 leave 2 (certain within=60)                              expired         the time that a notice gave
 connected 0 1 (problem=gone attempt=1)                   all that are awaited, if none is named
@@ -238,7 +239,8 @@ class Talk:
                 position = int(t), int(k or 0)
                 passed = Result((position[0] - 1, 0), options["passed"]) if "passed" in options else None
                 phase, hands_on = plain[2] if len(plain) > 2 else "compute", "hands" in options
-                yield Paused(rank, of, position, phase, held, passed=passed, hands_on=hands_on)
+                why_not = "its DDP has static_graph" if "stuck" in options else ""
+                yield Paused(rank, of, position, phase, held, passed=passed, hands_on=hands_on, why_not=why_not)
             case "connected":
                 recovery = self.state.recovery if isinstance(self.state, JobState) else Recovering()
                 for rank in ranks or sorted(recovery.unconnected):
@@ -340,8 +342,8 @@ def text_of(actions: Iterable[Action]) -> list[str]:
 
 def _order_text(order: object) -> str:
     match order:
-        case Pause(generation=g):
-            return f"pause({g})"
+        case Pause(generation=g, lost=lost):
+            return f"pause({g}{', without ' if lost else ''}{' '.join(map(str, lost))})"
         case Drain(generation=g):
             return f"drain({g})"
         case Connect(generation=g, number=number):
