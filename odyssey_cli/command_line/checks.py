@@ -67,7 +67,7 @@ def _module(name: str) -> None:
     if name.endswith(".py") or "/" in name:
         module = name.removesuffix(".py").strip("/").replace("/", ".")
         raise UsageError(f"-m: {name} is a file, expected a module", f"give its name, -m {module}, or leave -m out")
-    if not all(part.isidentifier() for part in name.split(".")):
+    if not all(name.split(".")):
         raise UsageError(f"-m: {name!r} is no name of a module", "for example -m package.train")
     import importlib.util
 

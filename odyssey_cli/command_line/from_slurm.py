@@ -12,7 +12,7 @@ from odyssey_cli.command_line.options import OPTIONS, Command, Group
 from odyssey_cli.command_line.parser import Given, Value
 from odyssey_cli.command_line.rendezvous import agents
 from odyssey_cli.slurm.address import first_host
-from odyssey_cli.slurm.step import Step, step_of
+from odyssey_cli.slurm.step import Step, is_step, step_of
 
 SIGNALS = ("SIGUSR1", "SIGUSR2")
 """What `scancel --signal` and `sbatch --signal` are used with, for scripts that know them: no launcher is to end of them."""
@@ -21,12 +21,12 @@ _ENDPOINTS = ("rdzv_endpoint", "master_addr", "standalone")
 
 def filled(given: Given) -> tuple[Given, Step | None]:
     """With what SLURM says, and the step; as given, and None, where that does not apply. Raises UsageError."""
-    step = step_of(given.environment)
-    if step is None:
+    if not is_step(given.environment):
         return given, None
     signals = _passed_on(given)
     if given.command not in (Command.RUN, Command.CHECK) or _says_how_to_meet(given):
         return replace(given, elsewhere=signals), None
+    step = step_of(given.environment)
     least, most = agents(given) if given.value("nnodes").is_given else (len(step.hosts), len(step.hosts))
     if least > len(step.hosts):
         nnodes = given.value("nnodes")

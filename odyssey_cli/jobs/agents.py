@@ -52,7 +52,8 @@ class Agents:
             case Hello():
                 self._is_job = True
             case Restarting(attempt=attempt):
-                self._attempt = attempt
+                self._attempt, self._is_job = attempt, False
+                self._order = in_order([agent for number, agent in self.known.items() if number in self.present])
             case RankStarted(rank=rank, node=node, local_rank=local_rank) if node < len(self._order):
                 home = self._order[node].number
                 self.home_of[rank] = home

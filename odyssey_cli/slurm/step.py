@@ -62,15 +62,18 @@ class Step(msgspec.Struct, frozen=True):
         return self.local_task == 0
 
 
-def step_of(environment: Mapping[str, str]) -> Step | None:
-    """The step that starts a job; None outside of one. Raises UsageError where what SLURM says cannot be understood."""
+def is_step(environment: Mapping[str, str]) -> bool:
+    """Whether a step of SLURM starts a job here."""
     if not all(environment.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST")):
-        return None
+        return False
     if "SLURM_PTY_PORT" in environment or "TORCHELASTIC_RUN_ID" in environment:  # a shell; a rank, of us or of torchrun
-        return None
-    step = _number(environment, "SLURM_STEP_ID")
-    if step >= _FIRST_SPECIAL_STEP:
-        return None
+        return False
+    step = environment["SLURM_STEP_ID"]
+    return not (step.isdecimal() and int(step) >= _FIRST_SPECIAL_STEP)
+
+
+def step_of(environment: Mapping[str, str]) -> Step:
+    """The step that starts a job. Raises UsageError where what SLURM says cannot be understood."""
     try:
         nodes = hosts(environment["SLURM_STEP_NODELIST"])
     except ValueError as error:
@@ -83,7 +86,7 @@ def step_of(environment: Mapping[str, str]) -> Step | None:
     return Step(
         job=f"{array}_{task}" if array and task else str(job_id),
         job_id=job_id,
-        step=step,
+        step=_number(environment, "SLURM_STEP_ID"),
         restarts=_number(environment, "SLURM_RESTART_COUNT", 0),
         hosts=nodes,
         node=node,

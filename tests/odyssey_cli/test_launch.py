@@ -239,7 +239,10 @@ def test_scripts_that_cannot_run_are_told_before_anything_is_started(tmp_path: P
     assert said("--no-python", "./program") == "./program cannot be executed"
     assert said("missing.py") == "no such script: missing.py"
     assert [ours([name]).script for name in ("latin.py", "warns.py")] == ["latin.py", "warns.py"]
-    assert ours(["-m", "warns"]).entry is Entry.MODULE
+    (tmp_path / "my-train.py").write_text("")
+    for name in ("warns", "my-train", "warns.of-no-name"):  # Python runs what no import statement can name
+        assert ours(["-m", name]).entry is Entry.MODULE
+    assert said("-m", "warns..train") == "-m: 'warns..train' is no name of a module"
     assert sys.path[0] != str(tmp_path)
 
 

@@ -75,9 +75,9 @@ def test_a_signal_to_an_agent_that_is_over_is_for_the_one_that_follows(when: str
         return False
 
     first = new_agent()
+    role = Idle(first, begin)
+    role.have_ended = when != "while ranks end"  # then it is over when it is told again
     with pytest.raises(Follow):
-        role = Idle(first, begin)
-        role.have_ended = when != "while ranks end"  # then it is over when it is told again
         first.run(role, signals)
     if when == "in between":
         sent()

@@ -17,7 +17,7 @@ from odyssey_cli.command_line.parser import parse
 from odyssey_cli.command_line.request import read
 from odyssey_cli.slurm.address import first_host
 from odyssey_cli.slurm.hostlist import hosts
-from odyssey_cli.slurm.step import PORTS, Step, step_of
+from odyssey_cli.slurm.step import PORTS, Step, is_step, step_of
 from tests import ROOT
 from tests.examples import examples
 
@@ -111,7 +111,8 @@ def test_any_text_is_a_list_or_refused(text: str) -> None:
 
 
 def step(**environment: str) -> Step | None:
-    return step_of({name: value for name, value in (TASK | environment).items() if value != "unset"})
+    all_of_them = {name: value for name, value in (TASK | environment).items() if value != "unset"}
+    return step_of(all_of_them) if is_step(all_of_them) else None
 
 
 def the_step(**environment: str) -> Step:
@@ -241,6 +242,13 @@ def test_who_says_how_to_meet_has_said_it_all(argv: list[str], environment: dict
         return read([*argv, "--forward-signals=SIGUSR1,SIGUSR2", SCRIPT], environment, Command.RUN).options
 
     assert options(*argv, **environment) == without_slurm(environment)
+
+
+@pytest.mark.parametrize("command", [Command.RUN, Command.TORCHRUN])
+def test_who_says_how_to_meet_needs_nothing_of_slurm(command: Command) -> None:
+    few = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n[1-"}
+    found = read(["--standalone", SCRIPT], few, command).options
+    assert found.forwarded_signals == ("SIGUSR1", "SIGUSR2")
 
 
 def test_torchruns_own_command_line_takes_from_slurm_only_what_keeps_it_alive() -> None:
