@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 from odyssey.plan.worker import Rank
 from odyssey.replicas.backward import is_asked_by_torch, n_for_ddp
 from odyssey.replicas.beside import Beside, in_its_thread
-from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, nothing
+from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, fill, nothing
 from odyssey.replicas.replica import Replica
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.script_group import ScriptGroup
@@ -71,7 +71,7 @@ class ReplicaGroup(ScriptGroup):
             own, its = copies(tensors), self._options(dist.ReduceOptions(), opts, peers)
             its.reduceOp = opts.reduceOp
             work = peers.start(lambda group: group.reduce(own, its))
-            return work, partial(_put, tensors, own) if is_root else nothing
+            return work, partial(fill, tensors, own) if is_root else nothing
 
         return self._run("reduce", begin, tensors)
 
@@ -86,7 +86,7 @@ class ReplicaGroup(ScriptGroup):
             options.reduceOp = reduce_op
             mine = peers.ranks.index(self._replica.session.rank)
             works = [peers.start(partial(_allreduce, [each], options)) for each in own]
-            return _Several(works), lambda: _put(outputs, [each[mine] for each in own])
+            return _Several(works), lambda: _fill_noted(outputs, [each[mine] for each in own])
 
         return self._run("reduce_scatter", begin, outputs)
 
@@ -109,7 +109,7 @@ class ReplicaGroup(ScriptGroup):
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             own, its = copies(tensors), self._options(dist.BroadcastOptions(), opts, peers)
             its.rootTensor = opts.rootTensor
-            return peers.start(lambda group: group.broadcast(own, its)), partial(_put, tensors, own)
+            return peers.start(lambda group: group.broadcast(own, its)), partial(fill, tensors, own)
 
         return self._run("broadcast", begin, tensors)
 
@@ -123,7 +123,7 @@ class ReplicaGroup(ScriptGroup):
 
             def put() -> None:
                 for output, its in zip(outputs, found, strict=True):
-                    _put(output, [self._from(rank, its, peers) for rank in self._replica.counted(len(output))])
+                    _fill_noted(output, [self._from(rank, its, peers) for rank in self._replica.counted(len(output))])
 
             return work, put
 
@@ -153,7 +153,7 @@ class ReplicaGroup(ScriptGroup):
 
             def put() -> None:
                 for output, each in zip(outputs, found, strict=True):
-                    _put(output, [self._from(rank, each, peers) for rank in self._replica.counted(len(output))])
+                    _fill_noted(output, [self._from(rank, each, peers) for rank in self._replica.counted(len(output))])
 
             return work, put
 
@@ -165,7 +165,7 @@ class ReplicaGroup(ScriptGroup):
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             own, its = copies(outputs), self._options(dist.ScatterOptions(), opts, peers)
             parts = [[self._of(rank, each) for rank in peers.ranks] for each in inputs]
-            return peers.start(lambda group: group.scatter(own, parts, its)), partial(_put, outputs, own)
+            return peers.start(lambda group: group.scatter(own, parts, its)), partial(fill, outputs, own)
 
         return self._run("scatter", begin, outputs)
 
@@ -304,9 +304,10 @@ class _Passed(dist.Work):
         return bool(self._work.is_completed())
 
 
-def _put(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-    for tensor, result in zip(tensors, results, strict=True):
-        tensor.copy_(result)
+def _fill_noted(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """As `fill`, but that autograd does hear of it: here, torch's Gloo copies."""
+    fill(tensors, results)
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
 def _allreduce(tensors: Tensors, options: Any, group: Any) -> Any:

@@ -155,8 +155,7 @@ class Sum(Operation):
             self._put_in_place()
 
     def _put_in_place(self) -> None:
-        for tensor, result in zip(self._tensors, self.sums, strict=True):
-            tensor.copy_(result)
+        fill(self._tensors, self.sums)
 
     def waited(self) -> None:
         """Have it in place: somebody has waited for the work, and not for the future."""
@@ -192,6 +191,14 @@ def handed_on(operations: Sequence[Operation], position: Position) -> list[Sum]:
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Contiguous ones, but for what is sparse."""
     return [tensor.detach().clone() if tensor.is_sparse else tensor.detach().contiguous().clone() for tensor in tensors]
+
+
+def fill(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """Put `results` in these as torch's Gloo does: autograd does not hear of it, and inference mode need not be on."""
+    for tensor, result in zip(tensors, results, strict=True):
+        is_free = tensor.is_inference()
+        with torch.no_grad(), torch.inference_mode() if is_free else torch.autograd._unsafe_preserve_version_counter(tensor):
+            tensor.copy_(result)
 
 
 def nothing() -> None:

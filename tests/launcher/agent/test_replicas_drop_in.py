@@ -142,6 +142,12 @@ elif rank == 1:
     got = torch.zeros(1)
     dist.recv(got, 0)
     assert got.item() == 5.0
+with torch.inference_mode():
+    evaluated, each = torch.ones(2), [torch.zeros(2) for _ in range(n)]
+dist.all_reduce(evaluated)
+dist.broadcast(evaluated, 0)
+dist.all_gather(each, evaluated)
+assert all(found.tolist() == [n, n] for found in (evaluated, *each))
 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=99))
 dist.monitored_barrier()
 
