@@ -94,6 +94,7 @@ class Operation:
 
     def tell(self) -> None:
         """Let go on who waits for it, which may make others final."""
+        del self._begin  # nobody begins it anew, and a Sum's is the Sum itself: its tensors would live until a collection
         self.future.set_result(self._results)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +101,20 @@ def test_who_reads_the_future_gets_the_sums_and_who_waits_has_them_in_place() ->
 
     operation.waited()
     assert torch.equal(tensor, torch.full((2,), 3.0))
+
+
+def test_what_is_over_keeps_no_tensor_of_the_script_alive() -> None:
+    tensor = torch.ones(2)
+    alive = weakref.ref(tensor)
+    operation = Sum("all_reduce", [tensor], add, 0)
+    gc.disable()
+    try:
+        final(operation, 2.0)
+        operation.tell()
+        del tensor, operation
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def made_for_inference() -> torch.Tensor:
