@@ -3,6 +3,8 @@
 DDP starts a bucket's reduction from inside the autograd engine and waits for its future at the end of the backward. So the
 futures are kept from it until all of the unit are reduced and the unit is final. The engine calls what was queued in order:
 our callback is queued by the first reduction, and so comes before DDP's own, which it queues with its last bucket.
+Where a backward runs another one within it, as reentrant checkpoints do, the last bucket may be of the inner one, and DDP waits
+at the end of that for all: so what the outer one has started becomes final before the inner one starts anything.
 """
 
 from __future__ import annotations
@@ -67,13 +69,17 @@ class Backward:
         self._works: list[Work] = []
         """They live as long as C++ may ask them."""
 
-    def add(self, operation: Operation) -> Work:
-        """Its work, which is done when the backward is; or before, if somebody waits for it earlier."""
+    def add(self, operation: Operation, *, is_nested: bool = False) -> Work:
+        """Its work, which is done when the backward is; or before, if somebody waits for it earlier. `is_nested`: the backward
+        runs within another one."""
         now = graph()
-        if now != self._graph:  # what an exception has left of another backward is nobody's
+        if now != self._graph:
+            if is_nested:  # DDP may wait within this one for what it has started in the other
+                self.release()
+            # What an exception has left of another backward is nobody's.
             self._graph, self._pending, self._works, self._is_first = now, [], [], True
         if not self._pending:
-            Variable._execution_engine.queue_callback(self.release)
+            Variable._execution_engine.queue_callback(self.release if is_nested else self._end)
         operation.future = future = Awaited()
         future.release = self.release
         self._pending.append(operation)
@@ -83,7 +89,20 @@ class Backward:
     def release(self) -> None:
         """Make final what is pending, and what somebody starts upon that: a communication hook that reduces twice."""
         while pending := self._pending:
-            self._pending, is_first, self._is_first = [], self._is_first, False
+            for operation in pending:
+                operation.is_read = False  # other units may come before that, and use its memory
+            self._run_pending()
+
+    def _end(self) -> None:
+        """DDP's own callback comes next, and reads what C++ has started. Where all is such, nobody starts more upon it."""
+        if all(operation.is_read for operation in self._pending):
+            self._run_pending()
+        self.release()
+
+    def _run_pending(self) -> None:
+        pending, is_first = self._pending, self._is_first
+        if pending:
+            self._pending, self._is_first = [], False
             self._run(pending, is_first)
 
 

@@ -258,7 +258,7 @@ class ReplicaGroup(ScriptGroup):
             self._replica.make("collective", [operation])
             return _create_work_from_future(operation.future)
         operation.start_early(self._replica.member)
-        return self._replica.backward.add(operation)
+        return self._replica.backward.add(operation, is_nested=n_backwards > 1)
 
 
 for _name in (

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.futures import Future
 
 from odyssey.plan.worker import Rank
@@ -52,6 +53,8 @@ class Operation:
         self.name = name
         self.behind: Position = (0, 0)
         """The script has called it behind all units before this one."""
+        self.is_read = False
+        """It is read off its future before any other unit, and put in place only if somebody waits for its work."""
         self.future: Future[list[torch.Tensor]] = Future()
         self._begin = begin
         self._results = list(results)
@@ -106,7 +109,6 @@ class Sum(Operation):
     """A sum in place, or what else all ranks have alike of what each gives: so who has it can hand it on to the others.
 
     `divided_by`: ranks by whose number the tensors have been divided; 0 where they are as the script has given them.
-    `is_read`: whoever has called for it reads it off its future, and it is put in place only if somebody waits for its work.
     """
 
     def __init__(self, name: str, tensors: list[torch.Tensor], add: Add, divided_by: int, *, is_read: bool = False) -> None:
@@ -114,7 +116,7 @@ class Sum(Operation):
         self._tensors = tensors
         self._add = add
         self._divided_by = divided_by
-        self._is_read = is_read
+        self.is_read = is_read
         self.sums: list[torch.Tensor] = []
         """When it is final: as it was then, whatever the script makes of its own tensors since."""
 
@@ -150,7 +152,7 @@ class Sum(Operation):
 
     def _have(self, own: list[torch.Tensor]) -> None:
         self.sums = own
-        if self._is_read:
+        if self.is_read:
             self._results = own
         else:
             self._put_in_place()
@@ -160,9 +162,9 @@ class Sum(Operation):
 
     def waited(self) -> None:
         """Have it in place: somebody has waited for the work, and not for the future."""
-        if self._is_read:
+        if self.is_read:
             self._put_in_place()
-            self._is_read = False
+            self.is_read = False
 
     def free(self, peers: Peers) -> None:
         """Let go of it: all ranks have it."""
@@ -198,7 +200,7 @@ def fill(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> No
     """Put `results` in these as torch's Gloo does: autograd does not hear of it, and inference mode need not be on."""
     for tensor, result in zip(tensors, results, strict=True):
         is_free = tensor.is_inference()
-        with torch.no_grad(), torch.inference_mode() if is_free else torch.autograd._unsafe_preserve_version_counter(tensor):
+        with torch.no_grad(), torch.inference_mode() if is_free else _unsafe_preserve_version_counter(tensor):
             tensor.copy_(result)
 
 

@@ -146,7 +146,7 @@ class Replica:
 
     def _make_step(self, operations: list[Operation], is_first: bool) -> None:
         """What comes behind the first unit of a backward could not be begun anew together with it."""
-        if not is_first:
+        if not is_first and not self.not_carried:
             self.not_carried = "it reduces again upon what it has reduced, within a backward"
         self.make("backward" if is_first else "collective", operations)
 

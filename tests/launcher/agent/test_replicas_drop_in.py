@@ -97,6 +97,35 @@ dcp.load(loaded, checkpoint_id=f"{sys.argv[1]}/5")
 assert all(torch.equal(tensor, loaded["model"][name]) for name, tensor in net.state_dict().items())
 """
 
+REENTRANT = """
+import copy
+
+from torch.utils.checkpoint import checkpoint
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+
+    def forward(self, inputs):
+        first, *between, last = self.layers
+        hidden = first(inputs)
+        for layer in (*between, nn.Identity()):
+            hidden = checkpoint(layer, hidden, use_reentrant=True)
+        return last(hidden)
+
+torch.manual_seed(0)
+net = Checkpointed()
+alone = copy.deepcopy(net.layers)
+del replica
+replica = DistributedDataParallel(net, bucket_cap_mb=0.002)
+for _ in range(3):
+    replica(torch.ones(3, 64)).sum().backward()
+    alone(torch.ones(3, 64)).sum().backward()
+    for got, parameter in zip(net.layers.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, parameter.grad)
+"""
+
 UNEVEN = """
 from torch.distributed.algorithms.join import Join
 
@@ -168,7 +197,13 @@ def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ra
 
 
 @pytest.mark.parametrize(
-    "body", [pytest.param(UNEVEN, id="uneven inputs"), pytest.param(CALLS, id="calls"), pytest.param(AGAIN, id="again")]
+    "body",
+    [
+        pytest.param(REENTRANT, id="checkpoints within a backward"),
+        pytest.param(UNEVEN, id="uneven inputs"),
+        pytest.param(CALLS, id="calls"),
+        pytest.param(AGAIN, id="again"),
+    ],
 )
 def test_whatever_torch_offers_is_there(body: str, tmp_path: Path) -> None:
     run(tmp_path, body)

@@ -118,6 +118,54 @@ def test_who_waits_within_a_backward_has_it_made_final() -> None:
     assert seen == [4.0] and n_made == [1]
 
 
+class Within(torch.autograd.Function):
+    """Runs a backward of its own within the one that it is in, as reentrant checkpoints do."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        context.hook = hook
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        inner = torch.ones(2, requires_grad=True)
+        inner.register_hook(context.hook)
+        with torch.enable_grad():
+            (inner * 2).sum().backward()
+        return gradient, None
+
+
+def test_a_backward_within_another_one_can_wait_for_what_that_has_started() -> None:
+    made: list[int] = []
+
+    def run(operations: list[Operation], is_first: bool) -> None:
+        made.append(len(operations))
+        for operation in operations:
+            operation.start(Peers(1.0))
+            operation.put()
+            operation.tell()
+
+    backward = Backward(run)
+    futures: list[Any] = []
+    done: list[bool] = []
+
+    def reducing(gradient: torch.Tensor) -> None:
+        work = backward.add(summed(gradient.clone()), is_nested=n_for_ddp() > 1)
+        futures.append(work.get_future())
+
+    def last(gradient: torch.Tensor) -> None:
+        reducing(gradient)
+        Variable._execution_engine.queue_callback(lambda: done.extend(future.done() for future in futures))
+
+    first, second = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    second.register_hook(reducing)
+    first.register_hook(reducing)
+    hidden = Within.apply(first * 3, last)  # type: ignore[no-untyped-call]
+    (hidden.sum() + (second * 2).sum()).backward()
+
+    assert done == [True, True] and made == [1, 1, 1] and all(future.done() for future in futures)
+
+
 class Asking(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, value: torch.Tensor, asked: list[int]) -> torch.Tensor:
