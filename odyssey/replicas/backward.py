@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -20,6 +20,7 @@ from torch.autograd.variable import Variable
 from torch.distributed import Work
 from torch.futures import Future
 
+from odyssey.plan.worker import Rank
 from odyssey.replicas.operation import Operation
 
 NOT_IN_BACKWARD = -1
@@ -34,10 +35,10 @@ def graph() -> int:
 
 
 def n_for_ddp() -> int:
-    """In how many backwards, one within the other, DDP asks for this; 0 if somebody else does, or in none.
+    """In how many backwards, one within the other, DDP or a hook asks for this; 0 if somebody else does, or in none.
 
     Autograd functions of the script ask by themselves. DDP does in C++, or in a communication hook: it has gradients for the
-    end of the backward, and divides them by the number of ranks.
+    end of the backward, and C++ divides them by the number of ranks.
     """
     if graph() == NOT_IN_BACKWARD:
         return 0
@@ -52,9 +53,12 @@ def n_for_ddp() -> int:
     return n
 
 
-def is_asked_by_torch(frame: FrameType) -> bool:
-    """Whether this call, from within a backward, comes from C++ and not by way of a hook's or the script's Python."""
-    return frame.f_back is not None and frame.f_back.f_code is _ENGINE
+def hook_of(frame: FrameType) -> CodeType | None:
+    """The hook that this call, from within a backward, is made in; None if torch's C++ makes it by itself."""
+    its: FrameType | None = None
+    while frame.f_back is not None and frame.f_back.f_code is not _ENGINE:
+        its = frame = frame.f_back
+    return None if its is None else its.f_code
 
 
 class Backward:
@@ -68,6 +72,10 @@ class Backward:
         self._pending: list[Operation] = []
         self._works: list[Work] = []
         """They live as long as C++ may ask them."""
+        self.begun_by: tuple[Rank, ...] = ()
+        """The ranks that the script has counted when the first unit of the newest backward began."""
+        self._answered: tuple[int, CodeType | None, int] = (NOT_IN_BACKWARD, None, 0)
+        """The backward and the hook that have asked last for the number of ranks, and that number."""
 
     def add(self, operation: Operation, *, is_nested: bool = False) -> Work:
         """Its work, which is done when the backward is; or before, if somebody waits for it earlier. `is_nested`: the backward
@@ -85,6 +93,21 @@ class Backward:
         self._pending.append(operation)
         self._works.append(work := Pending(operation, self.release))
         return work
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing of the backward that runs is final yet."""
+        return self._is_first or graph() != self._graph
+
+    def answer(self, hook: CodeType, n: int) -> int:
+        """Tell a hook of the backward that runs how many ranks there are."""
+        self._answered = (graph(), hook, n)
+        return n
+
+    def answered(self, hook: CodeType) -> int:
+        """The number that this hook was told; 0 if it has not asked."""
+        *asked, n = self._answered
+        return n if asked == [graph(), hook] else 0
 
     def release(self) -> None:
         """Make final what is pending, and what somebody starts upon that: a communication hook that reduces twice."""

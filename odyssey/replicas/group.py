@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from odyssey.plan.worker import Rank
-from odyssey.replicas.backward import is_asked_by_torch, n_for_ddp
+from odyssey.replicas.backward import hook_of, n_for_ddp
 from odyssey.replicas.beside import Beside, in_its_thread
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, fill, nothing
 from odyssey.replicas.replica import Replica
@@ -29,6 +30,7 @@ from odyssey.runtime.script_group import ScriptGroup
 
 BACKEND = "odyssey"
 Tensors = list[torch.Tensor]
+_NOT_ASKED = "a hook in its backward sums without asking for the number of ranks, which it may have kept to divide by"
 
 
 class ReplicaGroup(ScriptGroup):
@@ -44,8 +46,12 @@ class ReplicaGroup(ScriptGroup):
     # -- who --------------------------------------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Ranks that the script counts. DDP in a backward always divides by those at first, which `Sum` puts right."""
-        return self._n_at_first if n_for_ddp() else len(self._replica.seen)
+        """Ranks that the script counts. DDP's C++ in a backward always divides by those at first, which `Sum` puts right."""
+        n = len(self._replica.seen)
+        if not n_for_ddp():
+            return n
+        hook = hook_of(sys._getframe())
+        return self._n_at_first if hook is None else self._replica.backward.answer(hook, n)
 
     def rank(self) -> int:
         """This one's place among them."""
@@ -54,7 +60,7 @@ class ReplicaGroup(ScriptGroup):
     # -- sums -------------------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
-        """In place. DDP has divided what a backward reduces by the ranks that there were: it is scaled to those there are."""
+        """In place. What was divided by the ranks that there were, as DDP does in a backward, is scaled to those there are."""
         opts = opts or dist.AllreduceOptions()
         return self._sum("all_reduce", tensors, opts, lambda group, own: group.allreduce(own, opts))
 
@@ -97,9 +103,23 @@ class ReplicaGroup(ScriptGroup):
     reduce_scatter_single = _reduce_scatter_base
 
     def _sum(self, name: str, tensors: Tensors, opts: Any, add: Add) -> Any:
-        is_divided = n_for_ddp() > 0 and opts.reduceOp == dist.ReduceOp.SUM
-        is_read = is_asked_by_torch(sys._getframe(2)) and not self._replica.is_immediate
-        return self._start(Sum(name, tensors, add, self._n_at_first if is_divided else 0, is_read=is_read))
+        if not n_for_ddp():
+            return self._start(Sum(name, tensors, add, 0))
+        hook = hook_of(sys._getframe(2))
+        divided_by = self._divided_by(hook) if opts.reduceOp == dist.ReduceOp.SUM else 0
+        is_read = hook is None and not self._replica.is_immediate
+        return self._start(Sum(name, tensors, add, divided_by, is_read=is_read))
+
+    def _divided_by(self, hook: CodeType | None) -> int:
+        """By which number of ranks a sum in a backward is divided, before or after it; 0 for none."""
+        if hook is None:
+            return self._n_at_first
+        n = self._replica.backward.answered(hook)
+        if not n and self._replica.backward.is_first:  # else it reduces upon what it has reduced, which is not carried either
+            if self._replica.has_lost:
+                self._replica.cannot_go_on(_NOT_ASKED)
+            self._replica.not_carried = _NOT_ASKED
+        return n
 
     # -- what one has, or all have -----------------------------------------------------------------------------------------
 

@@ -146,8 +146,12 @@ class Replica:
 
     def _make_step(self, operations: list[Operation], is_first: bool) -> None:
         """What comes behind the first unit of a backward could not be begun anew together with it."""
-        if not is_first and not self.not_carried:
+        if is_first:
+            self.backward.begun_by = self.seen
+        else:
             self.not_carried = "it reduces again upon what it has reduced, within a backward"
+            if self.seen != self.backward.begun_by:  # by whose number it may divide this
+                self.cannot_go_on(self.not_carried)
         self.make("backward" if is_first else "collective", operations)
 
     def make(self, kind: str, operations: Sequence[Operation]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch.autograd.variable import Variable
 
 from odyssey.plan.worker import Rank
-from odyssey.replicas.backward import Backward, n_for_ddp
+from odyssey.replicas.backward import Backward, hook_of, n_for_ddp
 from odyssey.replicas.operation import Operation
 from odyssey.runtime.cut import Cut
 
@@ -188,3 +189,49 @@ def test_who_asks_from_within_a_backward() -> None:
     value.register_hook(lambda _: asked.append(n_for_ddp()))
     Asking.apply(value, asked).sum().backward()  # type: ignore[no-untyped-call]
     assert asked == [0, 0, 2, 1]  # outside, a function of the script's, DDP within a backward of that, and DDP
+
+
+class Group:
+    """Asked as one of ours is: what asks it."""
+
+    def __init__(self) -> None:
+        self.asked_by: list[str | None] = []
+
+    def ask(self) -> None:
+        hook = hook_of(sys._getframe())
+        self.asked_by.append(None if hook is None else hook.co_name)
+
+
+def test_which_hook_a_call_is_made_in() -> None:
+    group = Group()
+
+    def within() -> None:
+        group.ask()
+
+    def asking(_: torch.Tensor) -> None:
+        within()
+        Variable._execution_engine.queue_callback(group.ask)  # as C++ calls it
+
+    value = torch.ones(2, requires_grad=True)
+    value.register_hook(asking)
+    value.register_hook(lambda _: within())
+    value.sum().backward()
+    assert group.asked_by == ["asking", "<lambda>", None]
+
+
+def test_a_hook_is_told_a_number_for_the_backward_that_runs() -> None:
+    backward, found = Backward(lambda operations, is_first: None), list[int]()
+
+    def asking(_: torch.Tensor) -> None:
+        backward.answer(asking.__code__, 3)
+        found.append(backward.answered(asking.__code__))
+
+    def other(_: torch.Tensor) -> None:
+        found.extend((backward.answered(other.__code__), backward.answered(asking.__code__)))
+
+    value = torch.ones(2, requires_grad=True)
+    handles = [value.register_hook(hook) for hook in (asking, other)]
+    value.sum().backward()
+    handles[0].remove()
+    value.sum().backward()
+    assert found == [3, 0, 3, 0, 0]
