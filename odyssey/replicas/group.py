@@ -314,7 +314,7 @@ class _Passed(dist.Work):
     def wait(self, timeout: Any = None) -> bool:
         """Until it is done."""
         try:
-            self._replica.member.groups.waiter.wait(self._work.wait)
+            self._replica.member.wait([self._work])
         except Cut:
             self._replica.cannot_go_on(f"a {self._name} met the loss")
         return True

@@ -171,6 +171,14 @@ elif rank == 1:
     got = torch.zeros(1)
     dist.recv(got, 0)
     assert got.item() == 5.0
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        return str(error)
+
+assert refused(dist.all_reduce, torch.ones(2, dtype=torch.int16)) == "Invalid scalar type"
+assert "all" in refused(dist.all_to_all_single, torch.zeros(n + 1), torch.zeros(n + 1))
 with torch.inference_mode():
     evaluated, each = torch.ones(2), [torch.zeros(2) for _ in range(n)]
 dist.all_reduce(evaluated)
