@@ -3,13 +3,15 @@
 DDP starts a bucket's reduction from inside the autograd engine and waits for its future at the end of the backward. So the
 futures are kept from it until all of the unit are reduced and the unit is final. The engine calls what was queued in order:
 our callback is queued by the first reduction, and so comes before DDP's own, which it queues with its last bucket.
+Where a backward runs another one within it, as reentrant checkpoints do, the last bucket may be of the inner one, and DDP waits
+at the end of that for all: so what the outer one has started becomes final before the inner one starts anything.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -18,6 +20,7 @@ from torch.autograd.variable import Variable
 from torch.distributed import Work
 from torch.futures import Future
 
+from odyssey.plan.worker import Rank
 from odyssey.replicas.operation import Operation
 
 NOT_IN_BACKWARD = -1
@@ -32,10 +35,10 @@ def graph() -> int:
 
 
 def n_for_ddp() -> int:
-    """In how many backwards, one within the other, DDP asks for this; 0 if somebody else does, or in none.
+    """In how many backwards, one within the other, DDP or a hook asks for this; 0 if somebody else does, or in none.
 
     Autograd functions of the script ask by themselves. DDP does in C++, or in a communication hook: it has gradients for the
-    end of the backward, and divides them by the number of ranks.
+    end of the backward, and C++ divides them by the number of ranks.
     """
     if graph() == NOT_IN_BACKWARD:
         return 0
@@ -50,9 +53,12 @@ def n_for_ddp() -> int:
     return n
 
 
-def is_asked_by_torch(frame: FrameType) -> bool:
-    """Whether this call, from within a backward, comes from C++ and not by way of a hook's or the script's Python."""
-    return frame.f_back is not None and frame.f_back.f_code is _ENGINE
+def hook_of(frame: FrameType) -> CodeType | None:
+    """The hook that this call, from within a backward, is made in; None if torch's C++ makes it by itself."""
+    its: FrameType | None = None
+    while frame.f_back is not None and frame.f_back.f_code is not _ENGINE:
+        its = frame = frame.f_back
+    return None if its is None else its.f_code
 
 
 class Backward:
@@ -66,24 +72,60 @@ class Backward:
         self._pending: list[Operation] = []
         self._works: list[Work] = []
         """They live as long as C++ may ask them."""
+        self.begun_by: tuple[Rank, ...] = ()
+        """The ranks that the script has counted when the first unit of the newest backward began."""
+        self._answered: tuple[int, CodeType | None, int] = (NOT_IN_BACKWARD, None, 0)
+        """The backward and the hook that have asked last for the number of ranks, and that number."""
 
-    def add(self, operation: Operation) -> Work:
-        """Its work, which is done when the backward is; or before, if somebody waits for it earlier."""
+    def add(self, operation: Operation, *, is_nested: bool = False) -> Work:
+        """Its work, which is done when the backward is; or before, if somebody waits for it earlier. `is_nested`: the backward
+        runs within another one."""
         now = graph()
-        if now != self._graph:  # what an exception has left of another backward is nobody's
+        if now != self._graph:
+            if is_nested:  # DDP may wait within this one for what it has started in the other
+                self.release()
+            # What an exception has left of another backward is nobody's.
             self._graph, self._pending, self._works, self._is_first = now, [], [], True
         if not self._pending:
-            Variable._execution_engine.queue_callback(self.release)
+            Variable._execution_engine.queue_callback(self.release if is_nested else self._end)
         operation.future = future = Awaited()
         future.release = self.release
         self._pending.append(operation)
         self._works.append(work := Pending(operation, self.release))
         return work
 
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing of the backward that runs is final yet."""
+        return self._is_first or graph() != self._graph
+
+    def answer(self, hook: CodeType, n: int) -> int:
+        """Tell a hook of the backward that runs how many ranks there are."""
+        self._answered = (graph(), hook, n)
+        return n
+
+    def answered(self, hook: CodeType) -> int:
+        """The number that this hook was told; 0 if it has not asked."""
+        *asked, n = self._answered
+        return n if asked == [graph(), hook] else 0
+
     def release(self) -> None:
         """Make final what is pending, and what somebody starts upon that: a communication hook that reduces twice."""
         while pending := self._pending:
-            self._pending, is_first, self._is_first = [], self._is_first, False
+            for operation in pending:
+                operation.is_read = False  # other units may come before that, and use its memory
+            self._run_pending()
+
+    def _end(self) -> None:
+        """DDP's own callback comes next, and reads what C++ has started. Where all is such, nobody starts more upon it."""
+        if all(operation.is_read for operation in self._pending):
+            self._run_pending()
+        self.release()
+
+    def _run_pending(self) -> None:
+        pending, is_first = self._pending, self._is_first
+        if pending:
+            self._pending, self._is_first = [], False
             self._run(pending, is_first)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from odyssey.plan.worker import Rank
-from odyssey.replicas.backward import is_asked_by_torch, n_for_ddp
+from odyssey.replicas.backward import hook_of, n_for_ddp
 from odyssey.replicas.beside import Beside, in_its_thread
-from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, nothing
+from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, fill, nothing
 from odyssey.replicas.replica import Replica
 from odyssey.replicas.sized_objects import as_sized
 from odyssey.runtime.cut import Cut
@@ -30,6 +31,7 @@ from odyssey.runtime.script_group import ScriptGroup
 
 BACKEND = "odyssey"
 Tensors = list[torch.Tensor]
+_NOT_ASKED = "a hook in its backward sums without asking for the number of ranks, which it may have kept to divide by"
 
 
 class ReplicaGroup(ScriptGroup):
@@ -45,8 +47,12 @@ class ReplicaGroup(ScriptGroup):
     # -- who --------------------------------------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Ranks that the script counts. DDP in a backward always divides by those at first, which `Sum` puts right."""
-        return self._n_at_first if n_for_ddp() else len(self._replica.seen)
+        """Ranks that the script counts. DDP's C++ in a backward always divides by those at first, which `Sum` puts right."""
+        n = len(self._replica.seen)
+        if not n_for_ddp():
+            return n
+        hook = hook_of(sys._getframe())
+        return self._n_at_first if hook is None else self._replica.backward.answer(hook, n)
 
     def rank(self) -> int:
         """This one's place among them."""
@@ -55,7 +61,7 @@ class ReplicaGroup(ScriptGroup):
     # -- sums -------------------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
-        """In place. DDP has divided what a backward reduces by the ranks that there were: it is scaled to those there are."""
+        """In place. What was divided by the ranks that there were, as DDP does in a backward, is scaled to those there are."""
         opts = opts or dist.AllreduceOptions()
         return self._sum("all_reduce", tensors, opts, lambda group, own: group.allreduce(own, opts))
 
@@ -72,7 +78,7 @@ class ReplicaGroup(ScriptGroup):
             own, its = copies(tensors), self._options(dist.ReduceOptions(), opts, peers)
             its.reduceOp = opts.reduceOp
             work = peers.start(lambda group: group.reduce(own, its))
-            return work, partial(_put, tensors, own) if is_root else nothing
+            return work, partial(fill, tensors, own) if is_root else nothing
 
         return self._run("reduce", begin, tensors)
 
@@ -87,7 +93,7 @@ class ReplicaGroup(ScriptGroup):
             options.reduceOp = reduce_op
             mine = peers.ranks.index(self._replica.session.rank)
             works = [peers.start(partial(_allreduce, [each], options)) for each in own]
-            return _Several(works), lambda: _put(outputs, [each[mine] for each in own])
+            return _Several(works), lambda: _fill_noted(outputs, [each[mine] for each in own])
 
         return self._run("reduce_scatter", begin, outputs)
 
@@ -98,9 +104,23 @@ class ReplicaGroup(ScriptGroup):
     reduce_scatter_single = _reduce_scatter_base
 
     def _sum(self, name: str, tensors: Tensors, opts: Any, add: Add) -> Any:
-        is_divided = n_for_ddp() > 0 and opts.reduceOp == dist.ReduceOp.SUM
-        is_read = is_asked_by_torch(sys._getframe(2)) and not self._replica.is_immediate
-        return self._start(Sum(name, tensors, add, self._n_at_first if is_divided else 0, is_read=is_read))
+        if not n_for_ddp():
+            return self._start(Sum(name, tensors, add, 0))
+        hook = hook_of(sys._getframe(2))
+        divided_by = self._divided_by(hook) if opts.reduceOp == dist.ReduceOp.SUM else 0
+        is_read = hook is None and not self._replica.is_immediate
+        return self._start(Sum(name, tensors, add, divided_by, is_read=is_read))
+
+    def _divided_by(self, hook: CodeType | None) -> int:
+        """By which number of ranks a sum in a backward is divided, before or after it; 0 for none."""
+        if hook is None:
+            return self._n_at_first
+        n = self._replica.backward.answered(hook)
+        if not n and self._replica.backward.is_first:  # else it reduces upon what it has reduced, which is not carried either
+            if self._replica.has_lost:
+                self._replica.cannot_go_on(_NOT_ASKED)
+            self._replica.not_carried = _NOT_ASKED
+        return n
 
     # -- what one has, or all have -----------------------------------------------------------------------------------------
 
@@ -110,7 +130,7 @@ class ReplicaGroup(ScriptGroup):
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             own, its = copies(tensors), self._options(dist.BroadcastOptions(), opts, peers)
             its.rootTensor = opts.rootTensor
-            return peers.start(lambda group: group.broadcast(own, its)), partial(_put, tensors, own)
+            return peers.start(lambda group: group.broadcast(own, its)), partial(fill, tensors, own)
 
         return self._run("broadcast", begin, tensors)
 
@@ -124,7 +144,7 @@ class ReplicaGroup(ScriptGroup):
 
             def put() -> None:
                 for output, its in zip(outputs, found, strict=True):
-                    _put(output, [self._from(rank, its, peers) for rank in self._replica.counted(len(output))])
+                    _fill_noted(output, [self._from(rank, its, peers) for rank in self._replica.counted(len(output))])
 
             return work, put
 
@@ -155,7 +175,7 @@ class ReplicaGroup(ScriptGroup):
 
             def put() -> None:
                 for output, each in zip(outputs, found, strict=True):
-                    _put(output, [self._from(rank, each, peers) for rank in self._replica.counted(len(output))])
+                    _fill_noted(output, [self._from(rank, each, peers) for rank in self._replica.counted(len(output))])
 
             return work, put
 
@@ -168,7 +188,7 @@ class ReplicaGroup(ScriptGroup):
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             own, its = copies(outputs), self._options(dist.ScatterOptions(), opts, peers)
             parts = [[self._of(rank, each) for rank in peers.ranks] for each in inputs]
-            return peers.start(lambda group: group.scatter(own, parts, its)), partial(_put, outputs, own)
+            return peers.start(lambda group: group.scatter(own, parts, its)), partial(fill, outputs, own)
 
         return self._run("scatter", begin, outputs)
 
@@ -261,7 +281,7 @@ class ReplicaGroup(ScriptGroup):
             self._replica.make("collective", [operation])
             return _create_work_from_future(operation.future)
         operation.start_early(self._replica.member)
-        return self._replica.backward.add(operation)
+        return self._replica.backward.add(operation, is_nested=n_backwards > 1)
 
 
 for _name in (
@@ -297,7 +317,7 @@ class _Passed(dist.Work):
     def wait(self, timeout: Any = None) -> bool:
         """Until it is done."""
         try:
-            self._replica.member.groups.waiter.wait(self._work.wait)
+            self._replica.member.wait([self._work])
         except Cut:
             self._replica.cannot_go_on(f"a {self._name} met the loss")
         return True
@@ -307,9 +327,10 @@ class _Passed(dist.Work):
         return bool(self._work.is_completed())
 
 
-def _put(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-    for tensor, result in zip(tensors, results, strict=True):
-        tensor.copy_(result)
+def _fill_noted(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """As `fill`, but that autograd does hear of it: here, torch's Gloo copies."""
+    fill(tensors, results)
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
 def _allreduce(tensors: Tensors, options: Any, group: Any) -> Any:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.futures import Future
 
 from odyssey.plan.worker import Rank
@@ -52,6 +53,8 @@ class Operation:
         self.name = name
         self.behind: Position = (0, 0)
         """The script has called it behind all units before this one."""
+        self.is_read = False
+        """It is read off its future before any other unit, and put in place only if somebody waits for its work."""
         self.future: Future[list[torch.Tensor]] = Future()
         self._begin = begin
         self._results = list(results)
@@ -94,6 +97,7 @@ class Operation:
 
     def tell(self) -> None:
         """Let go on who waits for it, which may make others final."""
+        del self._begin  # nobody begins it anew, and a Sum's is the Sum itself: its tensors would live until a collection
         self.future.set_result(self._results)
 
 
@@ -105,7 +109,6 @@ class Sum(Operation):
     """A sum in place, or what else all ranks have alike of what each gives: so who has it can hand it on to the others.
 
     `divided_by`: ranks by whose number the tensors have been divided; 0 where they are as the script has given them.
-    `is_read`: whoever has called for it reads it off its future, and it is put in place only if somebody waits for its work.
     """
 
     def __init__(self, name: str, tensors: list[torch.Tensor], add: Add, divided_by: int, *, is_read: bool = False) -> None:
@@ -113,7 +116,7 @@ class Sum(Operation):
         self._tensors = tensors
         self._add = add
         self._divided_by = divided_by
-        self._is_read = is_read
+        self.is_read = is_read
         self.sums: list[torch.Tensor] = []
         """When it is final: as it was then, whatever the script makes of its own tensors since."""
 
@@ -149,20 +152,19 @@ class Sum(Operation):
 
     def _have(self, own: list[torch.Tensor]) -> None:
         self.sums = own
-        if self._is_read:
+        if self.is_read:
             self._results = own
         else:
             self._put_in_place()
 
     def _put_in_place(self) -> None:
-        for tensor, result in zip(self._tensors, self.sums, strict=True):
-            tensor.copy_(result)
+        fill(self._tensors, self.sums)
 
     def waited(self) -> None:
         """Have it in place: somebody has waited for the work, and not for the future."""
-        if self._is_read:
+        if self.is_read:
             self._put_in_place()
-            self._is_read = False
+            self.is_read = False
 
     def free(self, peers: Peers) -> None:
         """Let go of it: all ranks have it."""
@@ -192,6 +194,14 @@ def handed_on(operations: Sequence[Operation], position: Position) -> list[Sum]:
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Contiguous ones, but for what is sparse."""
     return [tensor.detach().clone() if tensor.is_sparse else tensor.detach().contiguous().clone() for tensor in tensors]
+
+
+def fill(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """Put `results` in these as torch's Gloo does: autograd does not hear of it, and inference mode need not be on."""
+    for tensor, result in zip(tensors, results, strict=True):
+        is_free = tensor.is_inference()
+        with torch.no_grad(), torch.inference_mode() if is_free else _unsafe_preserve_version_counter(tensor):
+            tensor.copy_(result)
 
 
 def nothing() -> None:

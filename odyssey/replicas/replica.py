@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
@@ -68,11 +69,13 @@ class Member:
         self.groups.waiter.check()
         if self._alone is not None:
             return operation(self._alone)
-        return self.groups.over(self.plan.workers, operation)
+        with _telling_refusals():
+            return self.groups.over(self.plan.workers, operation)
 
     def wait(self, works: Sequence[Any]) -> None:
         """Raises Cut."""
-        self.groups.waiter.wait(lambda: [work.wait() for work in works])
+        with _telling_refusals():
+            self.groups.waiter.wait(lambda: [work.wait() for work in works])
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """In memory that was used before, if there is some: new pages cost more than the copy."""
@@ -92,6 +95,18 @@ class Member:
         """What is under way was cut."""
         for operation in tuple(self.begun):
             operation.let_go()
+
+
+@contextmanager
+def _telling_refusals() -> Iterator[None]:
+    """Have the script see torch's own error where torch refuses an operation, for its type say: connections end by errors of
+    Gloo's transport, which are told with their place in it. Raises Cut for these."""
+    try:
+        yield
+    except Cut as cut:
+        if isinstance(error := cut.__cause__, RuntimeError) and "gloo/transport" not in str(error):
+            raise error from None
+        raise
 
 
 def _receive(sums: Sequence[Sum], groups: Groups, giver: Worker) -> None:
@@ -170,8 +185,12 @@ class Replica(NothingComes):
 
     def _make_step(self, operations: list[Operation], is_first: bool) -> None:
         """What comes behind the first unit of a backward could not be begun anew together with it."""
-        if not is_first:
+        if is_first:
+            self.backward.begun_by = self.seen
+        else:
             self.not_carried = "it reduces again upon what it has reduced, within a backward"
+            if self.seen != self.backward.begun_by:  # by whose number it may divide this
+                self.cannot_go_on(self.not_carried)
         self.make("backward" if is_first else "collective", operations)
 
     def make(self, kind: str, operations: Sequence[Operation]) -> None:
@@ -200,7 +219,12 @@ class Replica(NothingComes):
         # One rank tells of steps, for all: which units are final is told by whoever pauses.
         is_told = is_step and self.member.rank == min(self.member.ranks)
         began_s, receive = self._step_began_s if is_step else None, partial(_receive, sums) if sums else None
-        self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_told, began_s, receive=receive))
+        try:
+            self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_told, began_s, receive=receive))
+        except Exception:  # torch has refused it
+            for operation in operations:
+                operation.let_go()
+            raise
         for operation in operations:
             operation.tell()
         if is_step:

@@ -154,7 +154,7 @@ class Groups:
         try:
             return operation()
         except RuntimeError as error:  # the connection has ended already
-            raise Cut(str(error)) from None
+            raise Cut(str(error)) from error.with_traceback(None)
 
     def _way_to(self, tensor: torch.Tensor, worker: Worker, way: Way | None) -> tuple[Any, int]:
         """The group, and the other one's rank in it."""

@@ -74,9 +74,11 @@ class Waiter:
         kind, value = self._outcomes.get()  # ended by `_serve` when done, by `cut` at any time
         if kind == "done":
             return value
-        if kind == "raised" and not isinstance(value, RuntimeError):
+        if kind != "raised":
+            raise Cut(str(value))
+        if not isinstance(value, RuntimeError):
             raise value
-        raise Cut(str(value))
+        raise Cut(str(value)) from value.with_traceback(None)  # whose frames hold the groups
 
     def _serve(self) -> None:
         while (blocking := self._requests.get()) is not None:

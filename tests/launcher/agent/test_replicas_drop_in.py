@@ -97,6 +97,35 @@ dcp.load(loaded, checkpoint_id=f"{sys.argv[1]}/5")
 assert all(torch.equal(tensor, loaded["model"][name]) for name, tensor in net.state_dict().items())
 """
 
+REENTRANT = """
+import copy
+
+from torch.utils.checkpoint import checkpoint
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+
+    def forward(self, inputs):
+        first, *between, last = self.layers
+        hidden = first(inputs)
+        for layer in (*between, nn.Identity()):
+            hidden = checkpoint(layer, hidden, use_reentrant=True)
+        return last(hidden)
+
+torch.manual_seed(0)
+net = Checkpointed()
+alone = copy.deepcopy(net.layers)
+del replica
+replica = DistributedDataParallel(net, bucket_cap_mb=0.002)
+for _ in range(3):
+    replica(torch.ones(3, 64)).sum().backward()
+    alone(torch.ones(3, 64)).sum().backward()
+    for got, parameter in zip(net.layers.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, parameter.grad)
+"""
+
 UNEVEN = """
 from torch.distributed.algorithms.join import Join
 
@@ -142,6 +171,20 @@ elif rank == 1:
     got = torch.zeros(1)
     dist.recv(got, 0)
     assert got.item() == 5.0
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        return str(error)
+
+assert refused(dist.all_reduce, torch.ones(2, dtype=torch.int16)) == "Invalid scalar type"
+assert "all" in refused(dist.all_to_all_single, torch.zeros(n + 1), torch.zeros(n + 1))
+with torch.inference_mode():
+    evaluated, each = torch.ones(2), [torch.zeros(2) for _ in range(n)]
+dist.all_reduce(evaluated)
+dist.broadcast(evaluated, 0)
+dist.all_gather(each, evaluated)
+assert all(found.tolist() == [n, n] for found in (evaluated, *each))
 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=99))
 dist.monitored_barrier()
 
@@ -162,7 +205,13 @@ def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ra
 
 
 @pytest.mark.parametrize(
-    "body", [pytest.param(UNEVEN, id="uneven inputs"), pytest.param(CALLS, id="calls"), pytest.param(AGAIN, id="again")]
+    "body",
+    [
+        pytest.param(REENTRANT, id="checkpoints within a backward"),
+        pytest.param(UNEVEN, id="uneven inputs"),
+        pytest.param(CALLS, id="calls"),
+        pytest.param(AGAIN, id="again"),
+    ],
 )
 def test_whatever_torch_offers_is_there(body: str, tmp_path: Path) -> None:
     run(tmp_path, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch.autograd.variable import Variable
 
 from odyssey.plan.worker import Rank
-from odyssey.replicas.backward import Backward, n_for_ddp
+from odyssey.replicas.backward import Backward, hook_of, n_for_ddp
 from odyssey.replicas.operation import Operation
 from odyssey.runtime.cut import Cut
 
@@ -118,6 +119,54 @@ def test_who_waits_within_a_backward_has_it_made_final() -> None:
     assert seen == [4.0] and n_made == [1]
 
 
+class Within(torch.autograd.Function):
+    """Runs a backward of its own within the one that it is in, as reentrant checkpoints do."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        context.hook = hook
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        inner = torch.ones(2, requires_grad=True)
+        inner.register_hook(context.hook)
+        with torch.enable_grad():
+            (inner * 2).sum().backward()
+        return gradient, None
+
+
+def test_a_backward_within_another_one_can_wait_for_what_that_has_started() -> None:
+    made: list[int] = []
+
+    def run(operations: list[Operation], is_first: bool) -> None:
+        made.append(len(operations))
+        for operation in operations:
+            operation.start(Peers(1.0))
+            operation.put()
+            operation.tell()
+
+    backward = Backward(run)
+    futures: list[Any] = []
+    done: list[bool] = []
+
+    def reducing(gradient: torch.Tensor) -> None:
+        work = backward.add(summed(gradient.clone()), is_nested=n_for_ddp() > 1)
+        futures.append(work.get_future())
+
+    def last(gradient: torch.Tensor) -> None:
+        reducing(gradient)
+        Variable._execution_engine.queue_callback(lambda: done.extend(future.done() for future in futures))
+
+    first, second = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    second.register_hook(reducing)
+    first.register_hook(reducing)
+    hidden = Within.apply(first * 3, last)  # type: ignore[no-untyped-call]
+    (hidden.sum() + (second * 2).sum()).backward()
+
+    assert done == [True, True] and made == [1, 1, 1] and all(future.done() for future in futures)
+
+
 class Asking(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, value: torch.Tensor, asked: list[int]) -> torch.Tensor:
@@ -140,3 +189,49 @@ def test_who_asks_from_within_a_backward() -> None:
     value.register_hook(lambda _: asked.append(n_for_ddp()))
     Asking.apply(value, asked).sum().backward()  # type: ignore[no-untyped-call]
     assert asked == [0, 0, 2, 1]  # outside, a function of the script's, DDP within a backward of that, and DDP
+
+
+class Group:
+    """Asked as one of ours is: what asks it."""
+
+    def __init__(self) -> None:
+        self.asked_by: list[str | None] = []
+
+    def ask(self) -> None:
+        hook = hook_of(sys._getframe())
+        self.asked_by.append(None if hook is None else hook.co_name)
+
+
+def test_which_hook_a_call_is_made_in() -> None:
+    group = Group()
+
+    def within() -> None:
+        group.ask()
+
+    def asking(_: torch.Tensor) -> None:
+        within()
+        Variable._execution_engine.queue_callback(group.ask)  # as C++ calls it
+
+    value = torch.ones(2, requires_grad=True)
+    value.register_hook(asking)
+    value.register_hook(lambda _: within())
+    value.sum().backward()
+    assert group.asked_by == ["asking", "<lambda>", None]
+
+
+def test_a_hook_is_told_a_number_for_the_backward_that_runs() -> None:
+    backward, found = Backward(lambda operations, is_first: None), list[int]()
+
+    def asking(_: torch.Tensor) -> None:
+        backward.answer(asking.__code__, 3)
+        found.append(backward.answered(asking.__code__))
+
+    def other(_: torch.Tensor) -> None:
+        found.extend((backward.answered(other.__code__), backward.answered(asking.__code__)))
+
+    value = torch.ones(2, requires_grad=True)
+    handles = [value.register_hook(hook) for hook in (asking, other)]
+    value.sum().backward()
+    handles[0].remove()
+    value.sum().backward()
+    assert found == [3, 0, 3, 0, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -99,3 +101,40 @@ def test_who_reads_the_future_gets_the_sums_and_who_waits_has_them_in_place() ->
 
     operation.waited()
     assert torch.equal(tensor, torch.full((2,), 3.0))
+
+
+def test_what_is_over_keeps_no_tensor_of_the_script_alive() -> None:
+    tensor = torch.ones(2)
+    alive = weakref.ref(tensor)
+    operation = Sum("all_reduce", [tensor], add, 0)
+    gc.disable()
+    try:
+        final(operation, 2.0)
+        operation.tell()
+        del tensor, operation
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def made_for_inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(2)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+@pytest.mark.parametrize("make", [made_for_inference, lambda: torch.ones(2)])
+def test_tensors_of_inference_mode_take_sums_in_it_and_outside(make: Callable[[], torch.Tensor], is_on: bool) -> None:
+    tensor = make()
+    with torch.inference_mode(is_on):
+        final(Sum("all_reduce", [tensor], add, 0), 2.0)
+    assert torch.equal(tensor, torch.full((2,), 3.0))
+
+
+def test_autograd_does_not_hear_of_a_sum() -> None:
+    """As torch has it: what a backward needs can be summed in place, as long as the script knows what it does."""
+    factor, value = torch.ones(2), torch.ones(2, requires_grad=True)
+    product = value * factor
+    final(Sum("all_reduce", [factor], add, 0), 2.0)
+    product.sum().backward()
+    assert value.grad is not None and torch.equal(value.grad, torch.full((2,), 3.0))

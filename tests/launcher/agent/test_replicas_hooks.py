@@ -1,0 +1,62 @@
+"""What hooks in a backward reduce by themselves, where a rank is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.joblog.events import Note
+from tests.agent_runs import nothing_left
+from tests.launcher.agent.test_replicas import quick, run_script
+
+__all__ = ["nothing_left"]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
+
+MEANS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+def mean_of_sum(_, bucket):
+    n = dist.get_world_size()
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0] / n)
+
+def only_sum(_, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
+
+hooks = {
+    "mean": default_hooks.allreduce_hook,
+    "fp16": default_hooks.fp16_compress_hook,
+    "mean of sum": mean_of_sum,
+    "sum": only_sum,
+}
+dist.init_process_group("gloo")
+replica = nn.parallel.DistributedDataParallel(nn.Linear(2, 1, bias=False))
+replica.register_comm_hook(None, hooks[sys.argv[1]])
+told = []
+for step in range(5):
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], step) == ("2", "0", 3):
+        os.kill(os.getpid(), 9)
+    replica.zero_grad()
+    inputs = torch.ones(1, 2, requires_grad=True) * 1
+    inputs.register_hook(lambda _: told.append(dist.get_world_size()))
+    replica(inputs).sum().backward()
+    n = dist.get_world_size()
+    expected = n if sys.argv[1] == "sum" else 1.0
+    assert replica.module.weight.grad.tolist() == [[expected] * 2], (step, n, replica.module.weight.grad)
+print(told[-1], "of", n, flush=True)
+del replica
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("hook", quick(("mean", "fp16", "mean of sum", "sum"), "mean of sum", "sum"))
+def test_what_a_hook_sums_is_a_mean_of_who_is_left_if_it_is_one(hook: str, tmp_path: Path) -> None:
+    """A hook that has not asked for the number of ranks may divide by one that it has kept: that is a restart, by its name."""
+    ran = run_script(tmp_path, MEANS, hook, max_restarts=1)
+    n = 4 if hook == "sum" else 3
+    assert ran.text().splitlines() == [f"{n} of {n}"] * n
+    assert any("sums without asking" in note.text for note in ran.all(Note)) == (hook == "sum")
