@@ -11,7 +11,7 @@ from odyssey.errors import JobError
 from odyssey.model.packing import digest
 from odyssey.runtime import draws
 from odyssey.runtime.data import Collate
-from odyssey.runtime.snapshots import MAX_STATE_BYTES, Snapshot
+from odyssey.runtime.snapshots import MAX_STATE_BYTES
 from odyssey.runtime.streams import Order, Split, Splits, Stream
 
 
@@ -31,7 +31,7 @@ def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: 
         what = f"data cannot be copied: {error}"
         raise JobError(what, "let it open files and connections in __iter__; each split of it is read from a copy") from error
     n = min(micro_batch, global_batch)
-    split, is_random = _Watched(stream, 0, _drop), False
+    split, is_random = _Watched(stream, 0), False
     with draws.apart() as generators:
         samples = []
         for i in range(n):
@@ -49,10 +49,6 @@ def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: 
     return Look(stream, first, digest((stream.is_divided, stream.has_state, first)))
 
 
-def _drop(split: int, step: int, snapshot: Snapshot) -> None:
-    """Nobody needs it yet."""
-
-
 def _with_state(split: Split, stream: Stream, n: int, generators: draws.Generators) -> Stream:
     """Says of the stream whether it gives snapshots: `n` samples behind one must be the same twice. `split` has read `n`."""
 
@@ -65,7 +61,7 @@ def _with_state(split: Split, stream: Stream, n: int, generators: draws.Generato
             return stream
         if not snapshot.state:
             return stream._replace(why_no_state=f"its state_dict() is larger than {MAX_STATE_BYTES:,} bytes")
-        other = Split(stream, 0, _drop)
+        other = Split(stream, 0)
         other.go_on_from(snapshot)
         is_same = digest(samples_of(other)) == digest(samples_of(split))
         why = "" if is_same else "other samples follow upon its state_dict() than upon what it was taken of"

@@ -147,7 +147,7 @@ class Prefetcher:
         with self._changed:
             if key in self._missing:  # else nobody wants it any more
                 del self._missing[key]
-                self._values[key] = value
+                self._values[key] = value if isinstance(value, Exception) else self._source.arrived(value)
                 self._changed.notify_all()
 
     # -- the thread -----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Prefetcher:
             if order is None:
                 continue
             try:
-                value = self._source.arrived(self._source.read(order, partial(self._check, key)))
+                value = self._source.read(order, partial(self._check, key))
             except _Unwanted:
                 continue
             except Exception as error:  # raised again in the thread that asks for it
@@ -211,7 +211,7 @@ class Prefetcher:
             with self._changed:
                 key = lane.asked.popleft()
             if key is not None and not isinstance(value, Later):
-                self._deliver(key, value if isinstance(value, Exception) else self._source.arrived(value))
+                self._deliver(key, value)
 
     def _is_of(self, lane: _Lane, key: Key) -> bool:
         return self._source.loader(key[1]) == lane.number
