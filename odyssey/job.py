@@ -282,6 +282,8 @@ class Job:
             loss, norm, weight, *_ = values
             if math.isfinite(loss):
                 engine.apply(self._clip_factor(norm) / weight, is_finite=math.isfinite(norm))
+            else:
+                engine.leave_out()
 
         def its_metrics(sums: Sequence[float]) -> Mapping[str, float]:
             return means(sums[3 + N_RATE :], n_samples, sums[2])
