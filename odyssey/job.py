@@ -35,6 +35,7 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from odyssey.protocol import link
 from odyssey.protocol.units import NOTHING, UNUSABLE
+from odyssey.runtime import draws
 from odyssey.runtime.agreed_numbers import N_RATE, rate_of
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches
@@ -261,7 +262,8 @@ class Job:
             while self._session.replay.results or self.next_step < n_steps:
                 replaying = self._session.replay.results
                 step = replaying[0].position[0] if replaying else self.next_step
-                result = self._session.run(self._training_step(step, n_steps))
+                with draws.apart(self._model.device):
+                    result = self._session.run(self._training_step(step, n_steps))
                 loss, norm, _, *lr = result.values
                 if not math.isfinite(loss):
                     raise NonFiniteLoss(
@@ -316,7 +318,8 @@ class Job:
             raise JobError("evaluate(): data has no samples", "give a dataset with at least one sample")
         if "loss" in measures:
             raise JobError("evaluate(): a metric is called 'loss'", "give it another name: the loss itself is there anyway")
-        with closing(Reader(data, self._batches.collate, self._batches.num_workers, is_random=self._is_random(data))) as reader:
+        made = Reader(data, self._batches.collate, self._batches.num_workers, is_random=self._is_random(data))
+        with closing(made) as reader, draws.apart(self._model.device):
             result = self._session.run(
                 Transaction[Engine](
                     "evaluate",

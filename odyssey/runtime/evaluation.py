@@ -129,9 +129,9 @@ class _Pass:
     def _go_through(self) -> None:
         for number, (sample_ids, route) in enumerate(zip(self._micro_batches, self._routes, strict=True)):
             self._engine.now = (f"evaluation of micro-batch {number}", time.monotonic())
-            self._run(len(sample_ids), route)
+            self._run(number, len(sample_ids), route)
 
-    def _run(self, n_samples: int, route: Sequence[tuple[Worker, range]]) -> None:
+    def _run(self, number: int, n_samples: int, route: Sequence[tuple[Worker, range]]) -> None:
         """Take a micro-batch through this worker's stages of its way."""
         me, device = self._engine.worker, self._engine.model.device
         batch = target = value = None
@@ -151,6 +151,7 @@ class _Pass:
                 value = self._receive(route[s - 1][0], layers.start - 1, n_samples)
             with self._engine.computation.precision():
                 for layer in layers:
+                    self._engine.computation.seed(_NO_STEP, number, layer)
                     value = self._engine.model.call(layer, value)
                 if s == len(route) - 1:
                     self._count(batch, value, target, n_samples, weight)
@@ -184,6 +185,8 @@ class _Pass:
 
 
 _TAG = 1 << 30
+_NO_STEP = -1
+"""Random numbers are the same in each evaluation, and no step has them."""
 
 
 class _Together(_Pass):
@@ -213,6 +216,7 @@ class _Together(_Pass):
             sample, n_samples = next(self._samples), len(self._micro_batches[number])
             batch, target = on_device(sample[0], device), on_device(sample[1], device)
             weight = self._engine.computation.job_spec.weight_of(sample, n_samples) if counts else 0.0
+            self._engine.computation.seed(_NO_STEP, number, 0)
             with self._engine.computation.precision():
                 output = model.call(layer, batch)
                 self._count(batch, output, target, n_samples if counts else 0, weight)

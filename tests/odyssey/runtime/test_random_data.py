@@ -10,7 +10,9 @@ import random
 import numpy
 import pytest
 import torch
+from torch import nn
 
+import odyssey
 from odyssey.errors import JobError
 from odyssey.runtime.data import MapStyle, draws_random_numbers, fetch
 from odyssey.runtime.prefetcher import Prefetcher
@@ -69,6 +71,36 @@ def test_getting_samples_leaves_the_generators_as_they_were(kind):
     assert draws_random_numbers(data, 3)
     fetch(data, [0, 1], [7, 8])
     assert DRAWS[kind]() == expected
+
+
+def seed_all(number):
+    torch.manual_seed(number), random.seed(number), numpy.random.seed(number)
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_a_loss_draws_by_its_place_in_the_training_and_the_script_by_its_own(kind):
+    """I7."""
+    data = [torch.ones(1)] * 8
+
+    def begun():
+        net, drawn = nn.Linear(1, 1), []
+
+        def loss(batch):
+            drawn.append(DRAWS[kind]())
+            return net(batch).mean()
+
+        return odyssey.resilient(net, torch.optim.SGD(net.parameters(), 0.1), loss, data, global_batch=4, micro_batch=2), drawn
+
+    (run, drawn), (other, drawn_again) = begun(), begun()
+    seed_all(1)
+    expected = [DRAWS[kind]() for _ in range(6)]
+    seed_all(1)
+    own = [DRAWS[kind]() for _ in run.steps(3)]
+    evaluated = run.evaluate(data[:4]), run.evaluate(data[:4])
+    own += [DRAWS[kind]() for _ in other.steps(3)]
+    assert own == expected, "training and evaluating leave them as they were"
+    assert evaluated[0] == evaluated[1] and drawn[6:8] == drawn[8:]
+    assert drawn_again == drawn[:6] and len(set(drawn)) == 8, "each micro-batch has its own"
 
 
 def test_a_data_set_without_random_numbers_is_fetched_ahead():
