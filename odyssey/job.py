@@ -39,7 +39,7 @@ from odyssey.runtime import draws
 from odyssey.runtime.agreed_numbers import N_RATE, rate_of
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import Data, Dataset, check_is_map_style, draws_random_numbers, pairs_by
+from odyssey.runtime.data import Data, Dataset, check_is_map_style, collating_draws, draws_random_numbers, pairs_by
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import Reader, evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
@@ -212,6 +212,7 @@ class Job:
             independent_samples=independent_samples,
             sublayers=sublayers,
             weight=weight,
+            collating_draws=samples.collating_draws,
         )
         self._session = joining.session_of(connection, model, job_spec, backend)
         if resume is not None:
@@ -334,12 +335,14 @@ class Job:
         return result.values[0] if metrics is None else {"loss": result.values[0], **result.metrics}
 
     def _is_random(self, data: Dataset) -> bool:
-        """Tell whether its samples draw random numbers. One is looked at, once for each data set, and none where that makes no
-        difference: worker processes have generators of their own, and nothing is read of what others have done."""
+        """Tell whether its samples draw random numbers, or collating them does. A few are looked at, once for each data set,
+        and none where that makes no difference: worker processes have generators of their own, and nothing is read of what
+        others have done."""
         if self._batches.num_workers or self._session.replay.results:
             return True
         if self._looked_at is None or self._looked_at[0] is not data:
-            self._looked_at = data, draws_random_numbers(data, 0)
+            collating = collating_draws(data, self._batches.micro_batch, self._batches.collate)
+            self._looked_at = data, collating or draws_random_numbers(data, 0)
         return self._looked_at[1]
 
     # -- acts of one rank -----------------------------------------------------------------------------------------------

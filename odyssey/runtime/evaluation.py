@@ -22,7 +22,7 @@ from odyssey.plan.worker import Worker
 from odyssey.runtime import metrics
 from odyssey.runtime.boundary import flatten
 from odyssey.runtime.computation import on_device
-from odyssey.runtime.data import Collate, Dataset, MapStyle, Order
+from odyssey.runtime.data import Collate, Dataset, MapStyle, Order, collate_seed
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.prefetcher import N_EACH, Prefetcher
 from odyssey.runtime.sampler import Sampler
@@ -34,7 +34,7 @@ class Reader:
     """Reads an evaluation's samples for one rank, from its first try to the end of the call."""
 
     def __init__(self, data: Dataset, collate: Collate, num_workers: int, *, is_random: bool) -> None:
-        """`is_random`: samples draw random numbers, see MapStyle."""
+        """`is_random`: samples or collating them draws random numbers, see MapStyle."""
         self.n_samples = len(data)
         self._make = partial(
             _InOrder, data, Sampler(self.n_samples, 0), collate=collate, is_random=is_random, num_workers=num_workers
@@ -72,11 +72,13 @@ class Reader:
 
 class _InOrder(MapStyle):
     """A Source of samples in their own order. A step is the number of a part of what this rank reads, which the ranks that read
-    a sample for its input and for its target may not have in common: what it draws depends on its id alone."""
+    a sample for its input and for its target may not have in common: what it draws depends on its id alone, and what collating
+    draws on the ids of the micro-batch, which are the same under all plans."""
 
     def order(self, step: int, positions: range, now: int) -> Order:
         """What `read` is to be given."""
-        return list(positions), list(positions) if self.is_random else None
+        seeds = [*positions, collate_seed(self._sampler.seed, step=0, positions=positions, micro_batch=len(positions))]
+        return list(positions), seeds if self.is_random else None
 
 
 def evaluate_body(engine: Engine, reader: Reader, measures: Mapping[str, Callable[..., Any]]) -> Sequence[float]:

@@ -16,11 +16,14 @@ from odyssey.runtime.streams import Order, Split, Splits, Stream
 
 
 class Look(NamedTuple):
-    """A stream and its first micro-batch. `digest`, of that and of how it is divided, is the same on all ranks."""
+    """A stream and its first micro-batch. `digest`, of that and of how it is divided, is the same on all ranks.
+
+    `collating_draws`: random numbers."""
 
     stream: Stream
     first: Any
     digest: str
+    collating_draws: bool
 
 
 def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: Collate) -> Look:
@@ -37,8 +40,11 @@ def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: 
         for i in range(n):
             samples.append(split.sample(i, 0, generators, lambda: None))
             is_random = generators.have_drawn(stream.seed_of(0, i)) or is_random
-        stream = split.stream._replace(is_random=is_random)
+        stream = split.stream
+        generators.seed(seed := stream.collate_seed(0, range(n)))
         first = collate(samples, [f"sample {i} of {stream.name(0)}" for i in range(n)])
+        collating_draws = generators.have_drawn(seed)
+        stream = stream._replace(is_random=is_random or collating_draws)
         again = Splits(stream, collate).read(Order(0, range(n), 0, {}), lambda: None).micro_batch
         if digest(again) != digest(first):
             what = "data gives other samples when it is iterated over again"
@@ -46,7 +52,7 @@ def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: 
                 what, "let them depend on torch's, numpy's and random's own generators only, and on set_epoch(epoch)"
             )
         stream = _with_state(split, stream, n, generators)
-    return Look(stream, first, digest((stream.is_divided, stream.has_state, first)))
+    return Look(stream, first, digest((stream.is_divided, stream.has_state, first)), collating_draws)
 
 
 def _with_state(split: Split, stream: Stream, n: int, generators: draws.Generators) -> Stream:

@@ -22,7 +22,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from odyssey.errors import JobError
 from odyssey.runtime import draws
-from odyssey.runtime.data import Collate, layer_seed
+from odyssey.runtime.data import Collate, collate_seed, layer_seed
 from odyssey.runtime.snapshots import MAX_STATE_BYTES, Snapshot, Snapshots, is_due, iterator_from, state_of
 
 READ_AT_A_TIME_S = 0.5
@@ -54,8 +54,8 @@ class Later(Exception):
 class Stream(NamedTuple):
     """`data`: as it was handed over, and nobody's to iterate over. `is_divided`: it divides itself.
 
-    `is_random`: its first samples draw random numbers. `has_state`: it gives snapshots, and goes on from them as it would have;
-    `why_no_state`: what it gives is of no use, for people.
+    `is_random`: its first samples draw random numbers, or collating them does. `has_state`: it gives snapshots, and goes on
+    from them as it would have; `why_no_state`: what it gives is of no use, for people.
     """
 
     data: Any
@@ -91,6 +91,10 @@ class Stream(NamedTuple):
         step, i = divmod(index, self._per_step(split))
         micro_batch, i = divmod(split * self._width + i, self.micro_batch)
         return layer_seed(self.seed, step, micro_batch, -1 - i)
+
+    def collate_seed(self, step: int, positions: range) -> int:
+        """What they are seeded with before samples are collated, as for other data."""
+        return collate_seed(self.seed, step, positions, self.micro_batch)
 
     def first_index(self, split: int, step: int) -> int:
         """Which sample is the first that a step takes from a split."""
@@ -339,7 +343,9 @@ class Splits:
                 samples.append(its.sample(index, self._stream.first_index(split, now), generators, go_on))
                 if (newest := its.taken_before.get(index)) is not None:
                     taken.append((split, step, newest))
-        micro_batch = self._collate(samples, [f"sample {index} of {self._stream.name(split)}" for split, index in ids])
+            if generators is not None:
+                generators.seed(self._stream.collate_seed(step, positions))
+            micro_batch = self._collate(samples, [f"sample {index} of {self._stream.name(split)}" for split, index in ids])
         return Read(micro_batch, taken)
 
     def _split(self, number: int) -> Split:
