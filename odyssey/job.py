@@ -37,10 +37,11 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from odyssey.protocol import link
 from odyssey.protocol.units import NOTHING, UNUSABLE
+from odyssey.runtime import draws
 from odyssey.runtime.agreed_numbers import N_RATE, rate_of
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import Data, Dataset, check_is_map_style, draws_random_numbers, pairs_by
+from odyssey.runtime.data import Data, Dataset, check_is_map_style, collating_draws, draws_random_numbers, pairs_by
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import Reader, evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
@@ -213,6 +214,7 @@ class Job:
             independent_samples=independent_samples,
             sublayers=sublayers,
             weight=weight,
+            collating_draws=samples.collating_draws,
         )
         self._session = joining.session_of(connection, model, job_spec, backend)
         if resume is not None:
@@ -263,7 +265,8 @@ class Job:
             while self._session.replay.results or self.next_step < n_steps:
                 replaying = self._session.replay.results
                 step = replaying[0].position[0] if replaying else self.next_step
-                result = self._session.run(self._training_step(step, n_steps))
+                with draws.apart(self._model.device):
+                    result = self._session.run(self._training_step(step, n_steps))
                 loss, norm, _, *lr = result.values
                 if not math.isfinite(loss):
                     raise NonFiniteLoss(
@@ -284,6 +287,8 @@ class Job:
             loss, norm, weight, *_ = values
             if math.isfinite(loss):
                 engine.apply(self._clip_factor(norm) / weight, is_finite=math.isfinite(norm))
+            else:
+                engine.leave_out()
 
         def its_metrics(sums: Sequence[float]) -> Mapping[str, float]:
             return means(sums[3 + N_RATE :], n_samples, sums[2])
@@ -329,7 +334,8 @@ class Job:
         if "loss" in measures:
             raise JobError("evaluate(): a metric is called 'loss'", "give it another name: the loss itself is there anyway")
         other_values = None if weights is None else partial(self._whole().with_values, weights)
-        with closing(Reader(data, self._batches.collate, self._batches.num_workers, is_random=self._is_random(data))) as reader:
+        made = Reader(data, self._batches.collate, self._batches.num_workers, is_random=self._is_random(data))
+        with closing(made) as reader, draws.apart(self._model.device):
             result = self._session.run(
                 Transaction[Engine](
                     "evaluate",
@@ -349,12 +355,14 @@ class Job:
         return self._model
 
     def _is_random(self, data: Dataset) -> bool:
-        """Tell whether its samples draw random numbers. One is looked at, once for each data set, and none where that makes no
-        difference: worker processes have generators of their own, and nothing is read of what others have done."""
+        """Tell whether its samples draw random numbers, or collating them does. A few are looked at, once for each data set,
+        and none where that makes no difference: worker processes have generators of their own, and nothing is read of what
+        others have done."""
         if self._batches.num_workers or self._session.replay.results:
             return True
         if self._looked_at is None or self._looked_at[0] is not data:
-            self._looked_at = data, draws_random_numbers(data, 0)
+            collating = collating_draws(data, self._batches.micro_batch, self._batches.collate)
+            self._looked_at = data, collating or draws_random_numbers(data, 0)
         return self._looked_at[1]
 
     # -- acts of one rank -----------------------------------------------------------------------------------------------

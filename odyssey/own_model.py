@@ -27,7 +27,7 @@ from odyssey.model.optimizers import as_one
 from odyssey.model.state_shard import Stateful
 from odyssey.model.whole import Whole
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import Data, collated
+from odyssey.runtime.data import Data, batches_by
 
 
 def resilient(
@@ -73,9 +73,6 @@ def resilient(
     Raises JobError for what cannot be trained, or not be moved to a rank that comes back.
     """
 
-    def collate_alone(samples: list[Any], sample_ids: Sequence[int | str]) -> tuple[Any, Any]:
-        return collated(samples, sample_ids) if collate is None else collate(samples), None
-
     kind: type[Whole] = Whole
     is_wrapped = not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel)  # which is refused
     if not is_wrapped and any(map(is_divided, model.parameters())):
@@ -83,7 +80,7 @@ def resilient(
 
     return Job.of_whole(
         kind(model, loss, as_one(optimizer), scheduler, extra, scaler),
-        Batches(data, global_batch, micro_batch, seed, collate_alone, num_workers, sampler),
+        Batches(data, global_batch, micro_batch, seed, batches_by(collate), num_workers, sampler),
         weight=weight,
         clip_norm=clip_norm,
         autocast=autocast,

@@ -76,7 +76,7 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
         overheads_s.append(answer_probe(at(order.chain[place - 1]), groups))
     move_byte_s = pass_state(order.chain, place, groups, model.device)
     alone_s = _alone_s(order.chain, stage, copies, inputs, job_spec, groups)
-    uncut = _uncut(stage, copies, inputs, value if is_last else None, job_spec)
+    why_uncut = uncut(stage, copies, inputs, value if is_last else None, job_spec)
     timings = _timings(stage, copies, inputs, job_spec, N_REPEATS)
     costs = tuple(timing.with_approximate(timing.cost(), order.low_rank, job_spec) for timing in timings)
     slowdown = None
@@ -103,7 +103,7 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
         trial=tried.trial,
         beside_reduction=slowdown,
         crowding=_passes_s(timings) / alone_s if alone_s else None,
-        uncut=uncut,
+        uncut=why_uncut,
     )
 
 
@@ -174,13 +174,15 @@ def _passes_s(timings: Iterable[_Timings]) -> float:
     return sum(cost.forward_s + cost.input_gradient_s + cost.weight_gradient_s for cost in costs)
 
 
-def _uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec: JobSpec) -> str:
+def uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec: JobSpec) -> str:
     """Why micro-batches have to stay whole. `output`: of the last layer, where that is here: then the loss counts as well."""
     if not job_spec.independent_samples:
         return NOT_SAID
     autocast, n_samples = job_spec.autocast, min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
     if n_samples == 1:
         return "they have one sample"
+    if job_spec.collating_draws:
+        return "collate draws random numbers"
     rounded = autocast or next(
         (dtype for dtype in model.dtypes if torch.finfo(dtype).eps > torch.finfo(torch.float32).eps), None
     )

@@ -21,6 +21,7 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from odyssey.protocol.model_spec import Boundary
 from odyssey.protocol.reports import Trial
+from odyssey.runtime import draws
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
@@ -54,7 +55,7 @@ def try_steps(
     """
     data = job_spec.prefetcher()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with draws.apart(model.device):
             engine = Engine(plan, worker, model, job_spec, backend, data, groups, boundaries, Tally(plan.n_layers, plan.ties))
             seconds = []
             for step in range(N_STEPS + 1):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from odyssey.errors import JobError
 from odyssey.model import packing
-from odyssey.runtime.data import Collate, Data, MapStyle, draws_random_numbers, fetch, map_style, pair_of
+from odyssey.runtime.data import Collate, Data, MapStyle, collating_draws, draws_random_numbers, fetch, map_style, pair_of
 from odyssey.runtime.first_look import look_at
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.sampler import GivenSampler, Sampler
@@ -19,13 +19,15 @@ class Samples(NamedTuple):
     """What a job's data come to on this rank.
 
     `n`: how many there are, 0 in a stream. `digest`: what a stream begins with, or the script's own order; else empty.
-    `first()`: a micro-batch of full size, to measure with. `prefetcher()`: what fetches ahead. `snapshots`: of a stream.
+    `first()`: a micro-batch of full size, to measure with. `prefetcher()`: what fetches ahead.
+    `collating_draws`: random numbers. `snapshots`: of a stream.
     """
 
     n: int
     digest: str
     first: Callable[[], Any]
     prefetcher: Callable[[], Prefetcher]
+    collating_draws: bool
     snapshots: Snapshots | None = None
 
 
@@ -68,20 +70,24 @@ class Batches(NamedTuple):
         """A first look at them. Raises JobError for samples that are other ones each time."""
         collate, num_workers = self.collate, self.num_workers
         if (data := map_style(self.data)) is None:
-            stream, batch, digest = look_at(self.data, self.global_batch, self.micro_batch, self.seed, collate)
+            stream, batch, digest, its_collating_draws = look_at(
+                self.data, self.global_batch, self.micro_batch, self.seed, collate
+            )
             snapshots = Snapshots(stream.starts) if stream.has_state else None
 
             def prefetcher() -> Prefetcher:
                 return Prefetcher(Splits(stream, collate, num_workers, snapshots))
 
-            return Samples(0, digest, lambda: batch, prefetcher, snapshots)
-        is_random = draws_random_numbers(data, 0)
+            return Samples(0, digest, lambda: batch, prefetcher, its_collating_draws, snapshots)
         sampler = Sampler(len(data), self.seed) if self.sampler is None else GivenSampler(self.sampler, self.seed)
         told = "" if self.sampler is None else packing.digest(sampler.ids(0, sampler.n_samples))
 
+        its_collating_draws = collating_draws(data, min(self.micro_batch, self.global_batch), collate)
+        is_random = draws_random_numbers(data, 0) or its_collating_draws
+
         def first() -> Any:
             sample_ids = sampler.ids(0, min(self.micro_batch, self.global_batch))
-            return fetch(data, sample_ids, sample_ids, collate)
+            return fetch(data, sample_ids, [*sample_ids, len(data)], collate)
 
         source = MapStyle(data, sampler, self, collate, is_random=is_random, num_workers=num_workers)
-        return Samples(len(data), told, first, lambda: Prefetcher(source))
+        return Samples(len(data), told, first, lambda: Prefetcher(source), its_collating_draws)

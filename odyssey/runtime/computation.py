@@ -26,6 +26,7 @@ from odyssey.runtime.boundary import Expectation, Expectations, detached, flatte
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import layer_seed
+from odyssey.runtime.draws import Generators
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import backward, sparing
 from odyssey.runtime.groups import Groups
@@ -107,7 +108,7 @@ class Computation:
         self.clock = Clock(model.device)
         self.job_spec = job_spec
         self._data = data
-        self._generator = default_generator(model.device)
+        self._generators = Generators(model.device)
         self._n_whole = -(-plan.global_batch // plan.micro_batch)
         """Micro-batches that no plan cuts, so the same number under all plans: no micro-batch's own is the next one."""
         self._approximately = None
@@ -153,6 +154,10 @@ class Computation:
                 case "W":
                     self._weight_gradient(op, attempt)
 
+    def seed(self, step: int, micro_batch: int, layer: int) -> None:
+        """What the script's code draws from now on depends on these and on the job's seed alone."""
+        self._generators.seed(layer_seed(self.job_spec.seed, step, micro_batch, layer))
+
     def step(self, step: int) -> None:
         """Step all optimizers, then the schedulers.
 
@@ -160,7 +165,7 @@ class Computation:
         """
         for number, shard in self.model.shards.items():
             if shard.optimizer is not None:
-                self._generator.manual_seed(layer_seed(self.job_spec.seed, step, self._n_whole, number))
+                self.seed(step, self._n_whole, number)
                 shard.optimizer.step()
             if shard.scheduler is not None:
                 shard.scheduler.step()
@@ -170,7 +175,7 @@ class Computation:
         stage = plan.layer_range(op.micro_batch, op.stage)
         leaves: list[torch.Tensor] = []
         if plan.is_sharded or op.stage == 0:
-            value = self._on_device(self._sample(op, attempt)[0])
+            value = on_device(self._sample(op, attempt)[0], self.model.device)
         else:
             leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
             value = self._expect(stage.first - 1, op, attempt).nest(leaves)
@@ -186,14 +191,12 @@ class Computation:
                     pieces.append(Piece(range(first, layer), leaves, flatten(value, layer - 1)))
                     first, value = layer, detached(value)
                     leaves = pytree.tree_leaves(value)
-                number = plan.samples.number(op.micro_batch)
-                seed = layer_seed(self.job_spec.seed, attempt.step, number, 0 if plan.is_sharded else layer)
-                self._generator.manual_seed(seed)
+                self.seed(attempt.step, plan.samples.number(op.micro_batch), 0 if plan.is_sharded else layer)
                 value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
             if plan.is_last(op.micro_batch, op.stage):
                 sample = self._sample(op, attempt)
                 weight = counts * self.job_spec.weight_of(sample, plan.samples.n_of(op.micro_batch))
-                loss, metrics = self.loss(value, self._on_device(sample[1]))
+                loss, metrics = self.loss(value, on_device(sample[1], self.model.device))
                 if counts and stage.stop - 1 not in plan.samples.summed(op.micro_batch):
                     attempt.tally.count(plan.samples.positions(op.micro_batch), loss, metrics, weight)
                 outputs = [loss]
@@ -219,9 +222,9 @@ class Computation:
 
     def _call_undrawn(self, layer: int, value: Any) -> Any:
         """Run a layer in a micro-batch that may be cut. Raises Drawn if it draws random numbers all the same."""
-        before = self._generator.get_state()
+        before = self._generators.torch_states()
         value = self._call(layer, value)
-        if not torch.equal(before, self._generator.get_state()):
+        if not all(map(torch.equal, before, self._generators.torch_states())):
             raise Drawn(f"layer {self.model.specs[layer].name} draws random numbers")
         return value
 
@@ -302,20 +305,9 @@ class Computation:
     def _expect(self, layer: int, op: Compute, attempt: Try) -> Expectation:
         return self.expectations.behind(layer, attempt.plan.samples.n_of(op.micro_batch))
 
-    def _on_device(self, value: Any) -> Any:
-        return on_device(value, self.model.device)
-
 
 def on_device(value: Any, device: torch.device) -> Any:
     """A nesting on `device`: its tensors, and what knows by itself how to go there, as a BatchEncoding of Transformers does."""
     if device.type == "cpu":
         return value
     return pytree.tree_map(lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf, value)
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that layers draw from. Seeding it alone costs a hundredth of `torch.manual_seed`, of all devices."""
-    if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator

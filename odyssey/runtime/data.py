@@ -44,6 +44,11 @@ def layer_seed(seed: int, step: int, micro_batch: int, layer: int) -> int:
     return value >> 1
 
 
+def collate_seed(seed: int, step: int, positions: range, micro_batch: int) -> int:
+    """Seed of the generators before the samples at these positions are collated. No sample has it, no worker of a stream."""
+    return layer_seed(seed, step, positions.start // micro_batch, -2 - micro_batch)
+
+
 class Sizes(Protocol):
     """What a plan says of its batches, or a job's: it is the same under all plans."""
 
@@ -67,21 +72,26 @@ def fetch(
 ) -> Any:
     """Samples as one collated micro-batch: `(input, target)`, by default tensors with the samples in dimension 0.
 
-    `seeds`: of the random numbers that getting each sample may draw; None where it draws none. `check` is called before each
-    sample, and may end the reading by an exception.
+    `seeds`: of the random numbers that getting each sample may draw, and then collating them; None where nothing is drawn.
+    `check` is called before each sample, and may end the reading by an exception.
     """
     samples = []
     with nullcontext() if seeds is None else draws.apart() as generators:
+
+        def seed(number: int) -> None:
+            if seeds is not None and generators is not None:
+                generators.seed(seeds[number])
+
         for i, sample_id in enumerate(sample_ids):
             check()
-            if seeds is not None and generators is not None:
-                generators.seed(seeds[i])
+            seed(i)
             samples.append(_sample(data, sample_id))
-    return (collate or pair_of)(samples, sample_ids)
+        seed(len(samples))
+        return (collate or pair_of)(samples, sample_ids)
 
 
 Order = tuple[list[int], list[int] | None]
-"""Sample ids, and the seeds of what getting each may draw."""
+"""Sample ids, and the seeds of what getting each may draw, and then collating them."""
 
 
 class MapStyle:
@@ -97,8 +107,8 @@ class MapStyle:
         is_random: bool = False,
         num_workers: int = 0,
     ) -> None:
-        """`is_random`: getting a sample draws random numbers. Their generators are the process's own, which layers draw from,
-        too: without worker processes these samples are fetched when they are used, by the thread that uses them."""
+        """`is_random`: getting samples or collating them draws random numbers. Their generators are the process's own, which
+        layers draw from, too: without worker processes they are fetched when they are used, by the thread that uses them."""
         self._data = data
         self._sampler = sampler
         self._sizes = sizes
@@ -128,10 +138,10 @@ class MapStyle:
         """What `read` is to be given."""
         if not self.is_random:
             return self.ids(step, positions), None
-        places = [divmod(position, self._sizes.micro_batch) for position in positions]
-        return self.ids(step, positions), [
-            layer_seed(self._sampler.seed, step, micro_batch, -1 - i) for micro_batch, i in places
-        ]
+        seed, size = self._sampler.seed, self._sizes.micro_batch
+        places = [divmod(position, size) for position in positions]
+        seeds = [layer_seed(seed, step, micro_batch, -1 - i) for micro_batch, i in places]
+        return self.ids(step, positions), [*seeds, collate_seed(seed, step, positions, size)]
 
     def arrived(self, value: Any) -> Any:
         """Nothing is told beside it."""
@@ -161,6 +171,16 @@ def pairs_by(collate: Callable[[list[Any]], Any] | None) -> Collate:
     if collate is None:
         return pair_of
     return lambda samples, sample_ids: _pair(collate(samples), "collate(samples) returned", "return (input, target)")
+
+
+def batch_of(samples: list[Any], sample_ids: Sequence[int | str]) -> tuple[Any, Any]:
+    """Torch's own collation of a script's own model: there is an input only."""
+    return collated(samples, sample_ids), None
+
+
+def batches_by(collate: Callable[[list[Any]], Any] | None) -> Collate:
+    """The script's collation, or torch's."""
+    return batch_of if collate is None else lambda samples, sample_ids: (collate(samples), None)
 
 
 def _pair(batch: Any, whose: str, help: str) -> tuple[Any, Any]:
@@ -235,3 +255,15 @@ def draws_random_numbers(data: Dataset, sample_id: int) -> bool:
         what = f"data[{sample_id}] gives two different values for the same sample"
         raise JobError(what, "let a sample depend on its number, and on torch's, numpy's and random's own generators only")
     return has_drawn
+
+
+def collating_draws(data: Dataset, micro_batch: int, collate: Collate) -> bool:
+    """Whether collating the first samples draws from torch's, Python's or numpy's generator. Torch's own collation does not."""
+    if collate in (pair_of, batch_of):
+        return False
+    sample_ids = range(min(micro_batch, len(data)))
+    with draws.apart() as generators:
+        samples = [_sample(data, sample_id) for sample_id in sample_ids]
+        generators.seed(0)
+        collate(samples, sample_ids)
+        return generators.have_drawn(0)

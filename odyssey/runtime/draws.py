@@ -1,4 +1,5 @@
-"""The random generators of the process that a data set may draw from, set aside while it does: torch's, Python's, numpy's."""
+"""The random generators of the process that a script may draw from, set aside while its code is run for a place in the
+training: torch's, Python's, numpy's."""
 
 from __future__ import annotations
 
@@ -15,26 +16,37 @@ class Samples(Protocol):
     def __getitem__(self, sample_id: int, /) -> Any: ...
 
 
+_CPU = torch.device("cpu")
+States = tuple[list[torch.Tensor], Any, Any]
+
+
 class Generators:
-    """All of them, as one."""
+    """All of them, as one. Torch's are that of the processor and that of `device`."""
 
-    def __init__(self) -> None:
-        self._numpy: Any = getattr(sys.modules.get("numpy"), "random", None)  # who has not imported it draws nothing from it
+    def __init__(self, device: torch.device = _CPU) -> None:
+        own = default_generator(device)
+        self._torch = [torch.default_generator, *([] if own is torch.default_generator else [own])]
 
-    def states(self) -> tuple[torch.Tensor, Any, Any]:
-        return torch.get_rng_state(), random.getstate(), None if self._numpy is None else self._numpy.get_state()
+    def torch_states(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._torch]
 
-    def restore(self, states: tuple[torch.Tensor, Any, Any]) -> None:
-        torch.set_rng_state(states[0])
+    def states(self) -> States:
+        return self.torch_states(), random.getstate(), None if (numpy := _numpy()) is None else numpy.get_state()
+
+    def restore(self, states: States) -> None:
+        for generator, state in zip(self._torch, states[0], strict=True):
+            generator.set_state(state)
         random.setstate(states[1])
-        if self._numpy is not None:
-            self._numpy.set_state(states[2])
+        if states[2] is not None:
+            _numpy().set_state(states[2])
 
     def seed(self, number: int) -> None:
-        torch.default_generator.manual_seed(number)
+        """It takes ten microseconds, and `torch.manual_seed`, which seeds all devices, more than a hundred."""
+        for generator in self._torch:
+            generator.manual_seed(number)
         random.seed(number)
-        if self._numpy is not None:
-            self._numpy.seed(number & 0xFFFFFFFF)
+        if (numpy := _numpy()) is not None:
+            numpy.seed(number & 0xFFFFFFFF)
 
     def seeded(self, number: int, data: Samples, sample_id: int) -> Any:
         """A sample, with the random numbers that follow from `number`. An exception of the script's says which one it was."""
@@ -50,9 +62,22 @@ class Generators:
         torch_now, python_now, numpy_now = self.states()
         self.seed(number)
         torch_then, python_then, numpy_then = self.states()
-        if not torch.equal(torch_now, torch_then) or python_now != python_then:
+        if not all(map(torch.equal, torch_now, torch_then)) or python_now != python_then:
             return True
         return numpy_now is not None and _numpy_facts(numpy_now) != _numpy_facts(numpy_then)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that layers draw from."""
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
+
+def _numpy() -> Any:
+    """Its generator; None where nobody has imported it, so nobody draws from it."""
+    return getattr(sys.modules.get("numpy"), "random", None)
 
 
 def _numpy_facts(state: Any) -> tuple[Any, ...]:
@@ -61,9 +86,9 @@ def _numpy_facts(state: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def apart() -> Iterator[Generators]:
+def apart(device: torch.device = _CPU) -> Iterator[Generators]:
     """Afterwards they are as they were."""
-    generators = Generators()
+    generators = Generators(device)
     before = generators.states()
     try:
         yield generators

@@ -223,6 +223,13 @@ class Engine:
         self.recorder.applied(self._try.step, began_s, done_s)
         self.now = ("between steps", done_s)
 
+    def leave_out(self) -> None:
+        """The step is final and not applied: the model stays as it was, its running statistics too."""
+        if self.model.statistics:
+            self.model.statistics.undo()
+        if self._data.snapshots is not None:
+            self._data.snapshots.take()
+
     def stop(self) -> None:
         """Let go of what the unit at hand has taken: activations, messages. Nothing is run here any more.
 

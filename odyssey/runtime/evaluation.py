@@ -25,7 +25,7 @@ from odyssey.runtime import metrics
 from odyssey.runtime.boundary import flatten
 from odyssey.runtime.comparison import differing
 from odyssey.runtime.computation import on_device
-from odyssey.runtime.data import Collate, Dataset, MapStyle, Order
+from odyssey.runtime.data import Collate, Dataset, MapStyle, Order, collate_seed
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.prefetcher import N_EACH, Prefetcher
 from odyssey.runtime.sampler import Sampler
@@ -39,7 +39,7 @@ class Reader:
     """Reads an evaluation's samples for one rank, from its first try to the end of the call."""
 
     def __init__(self, data: Dataset, collate: Collate, num_workers: int, *, is_random: bool) -> None:
-        """`is_random`: samples draw random numbers, see MapStyle."""
+        """`is_random`: samples or collating them draws random numbers, see MapStyle."""
         self.n_samples = len(data)
         self._make = partial(
             _InOrder, data, Sampler(self.n_samples, 0), collate=collate, is_random=is_random, num_workers=num_workers
@@ -77,11 +77,13 @@ class Reader:
 
 class _InOrder(MapStyle):
     """A Source of samples in their own order. A step is the number of a part of what this rank reads, which the ranks that read
-    a sample for its input and for its target may not have in common: what it draws depends on its id alone."""
+    a sample for its input and for its target may not have in common: what it draws depends on its id alone, and what collating
+    draws on the ids of the micro-batch, which are the same under all plans."""
 
     def order(self, step: int, positions: range, now: int) -> Order:
         """What `read` is to be given."""
-        return list(positions), list(positions) if self.is_random else None
+        seeds = [*positions, collate_seed(self._sampler.seed, step=0, positions=positions, micro_batch=len(positions))]
+        return list(positions), seeds if self.is_random else None
 
 
 def evaluate_body(
@@ -152,9 +154,9 @@ class _Pass:
     def _go_through(self) -> None:
         for number, (sample_ids, route) in enumerate(zip(self._micro_batches, self._routes, strict=True)):
             self._engine.now = (f"evaluation of micro-batch {number}", time.monotonic())
-            self._run(len(sample_ids), route)
+            self._run(number, len(sample_ids), route)
 
-    def _run(self, n_samples: int, route: Sequence[tuple[Worker, range]]) -> None:
+    def _run(self, number: int, n_samples: int, route: Sequence[tuple[Worker, range]]) -> None:
         """Take a micro-batch through this worker's stages of its way."""
         me, device = self._engine.worker, self._engine.model.device
         batch = target = value = None
@@ -174,6 +176,7 @@ class _Pass:
                 value = self._receive(route[s - 1][0], layers.start - 1, n_samples)
             with self._engine.computation.precision():
                 for layer in layers:
+                    self._engine.computation.seed(_NO_STEP, number, layer)
                     value = self._engine.model.call(layer, value)
                 if s == len(route) - 1:
                     self._count(batch, value, target, n_samples, weight)
@@ -207,6 +210,8 @@ class _Pass:
 
 
 _TAG = 1 << 30
+_NO_STEP = -1
+"""Random numbers are the same in each evaluation, and no step has them."""
 
 
 class _Together(_Pass):
@@ -236,6 +241,7 @@ class _Together(_Pass):
             sample, n_samples = next(self._samples), len(self._micro_batches[number])
             batch, target = on_device(sample[0], device), on_device(sample[1], device)
             weight = self._engine.computation.job_spec.weight_of(sample, n_samples) if counts else 0.0
+            self._engine.computation.seed(_NO_STEP, number, 0)
             with self._engine.computation.precision():
                 output = model.call(layer, batch)
                 self._count(batch, output, target, n_samples if counts else 0, weight)

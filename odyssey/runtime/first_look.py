@@ -11,16 +11,19 @@ from odyssey.errors import JobError
 from odyssey.model.packing import digest
 from odyssey.runtime import draws
 from odyssey.runtime.data import Collate
-from odyssey.runtime.snapshots import MAX_STATE_BYTES, Snapshot
+from odyssey.runtime.snapshots import MAX_STATE_BYTES
 from odyssey.runtime.streams import Order, Split, Splits, Stream
 
 
 class Look(NamedTuple):
-    """A stream and its first micro-batch. `digest`, of that and of how it is divided, is the same on all ranks."""
+    """A stream and its first micro-batch. `digest`, of that and of how it is divided, is the same on all ranks.
+
+    `collating_draws`: random numbers."""
 
     stream: Stream
     first: Any
     digest: str
+    collating_draws: bool
 
 
 def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: Collate) -> Look:
@@ -31,14 +34,17 @@ def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: 
         what = f"data cannot be copied: {error}"
         raise JobError(what, "let it open files and connections in __iter__; each split of it is read from a copy") from error
     n = min(micro_batch, global_batch)
-    split, is_random = _Watched(stream, 0, _drop), False
+    split, is_random = _Watched(stream, 0), False
     with draws.apart() as generators:
         samples = []
         for i in range(n):
             samples.append(split.sample(i, 0, generators, lambda: None))
             is_random = generators.have_drawn(stream.seed_of(0, i)) or is_random
-        stream = split.stream._replace(is_random=is_random)
+        stream = split.stream
+        generators.seed(seed := stream.collate_seed(0, range(n)))
         first = collate(samples, [f"sample {i} of {stream.name(0)}" for i in range(n)])
+        collating_draws = generators.have_drawn(seed)
+        stream = stream._replace(is_random=is_random or collating_draws)
         again = Splits(stream, collate).read(Order(0, range(n), 0, {}), lambda: None).micro_batch
         if digest(again) != digest(first):
             what = "data gives other samples when it is iterated over again"
@@ -46,11 +52,7 @@ def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: 
                 what, "let them depend on torch's, numpy's and random's own generators only, and on set_epoch(epoch)"
             )
         stream = _with_state(split, stream, n, generators)
-    return Look(stream, first, digest((stream.is_divided, stream.has_state, first)))
-
-
-def _drop(split: int, step: int, snapshot: Snapshot) -> None:
-    """Nobody needs it yet."""
+    return Look(stream, first, digest((stream.is_divided, stream.has_state, first)), collating_draws)
 
 
 def _with_state(split: Split, stream: Stream, n: int, generators: draws.Generators) -> Stream:
@@ -65,7 +67,7 @@ def _with_state(split: Split, stream: Stream, n: int, generators: draws.Generato
             return stream
         if not snapshot.state:
             return stream._replace(why_no_state=f"its state_dict() is larger than {MAX_STATE_BYTES:,} bytes")
-        other = Split(stream, 0, _drop)
+        other = Split(stream, 0)
         other.go_on_from(snapshot)
         is_same = digest(samples_of(other)) == digest(samples_of(split))
         why = "" if is_same else "other samples follow upon its state_dict() than upon what it was taken of"

@@ -26,6 +26,7 @@ class JobSpec(NamedTuple):
     parameters' own precision. `independent_samples`: the script says that layers and loss take each sample by itself, to
     rounding: and that they may be put together otherwise though each micro-batch is rounded coarsely by itself. `sublayers`:
     what attention and feed-forward of its blocks are called. `weight`: of a collated `(input, target)`, see `weight_of`.
+    `collating_draws`: random numbers, which are a whole micro-batch's.
     """
 
     spec: ModelSpec
@@ -38,6 +39,7 @@ class JobSpec(NamedTuple):
     independent_samples: bool | Literal["to rounding"] = False
     sublayers: Names = Names()
     weight: Weight | None = None
+    collating_draws: bool = False
 
     def weight_of(self, sample: Any, n_samples: int) -> float:
         """How much a micro-batch counts in the means over a step: its samples, or what the script says."""

@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import DataLoader
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
-from odyssey.errors import JobError
+from odyssey.errors import JobError, OdysseyError
 from odyssey.runtime.snapshots import Snapshots
 from odyssey.runtime.streams import Later
 
@@ -68,9 +69,11 @@ class Prefetcher:
         """What is wanted and not there, the next one to fetch first."""
         self._now = 0
         """The step that is wanted."""
+        self._raised: set[Key] = set()
+        """What is there are exceptions that the script has seen."""
         self._is_closed = False
         self._changed = threading.Condition()
-        """Guards the four above, and what lanes are asked for."""
+        """Guards the five above, and what lanes are asked for."""
         serves: list[Callable[[], None]] = []
         if source.loaders:
             lanes = [_Lane(number, deque()) for number in range(len(source.loaders))]
@@ -93,12 +96,16 @@ class Prefetcher:
 
     def want(self, step: int, micro_batches: Sequence[range], then: Sequence[range] | None = None) -> None:
         """From now on these micro-batches of `step`, then those of the next steps, which are the same if no others are given,
-        and nothing else. Ahead is one step; with worker processes, as many as give each of them two to do, as torch has it."""
+        and nothing else. Ahead is one step; with worker processes, as many as give each of them two to do, as torch has it.
+
+        What `get` has raised for a micro-batch is no reason to raise it again: that is read anew."""
         then = micro_batches if then is None else then
         n_ahead = max(1, -(-N_EACH * sum(self._source.loaders) // max(1, len(then))))
         with self._changed:
             self._now = step
-            self._values = {key: value for key, value in self._values.items() if step <= key[0] <= step + n_ahead}
+            stays = {key for key in self._values if step <= key[0] <= step + n_ahead} - self._raised
+            self._values = {key: value for key, value in self._values.items() if key in stays}
+            self._raised.clear()
             wanted = [(step, positions) for positions in micro_batches]
             wanted += [(step + ahead, positions) for ahead in range(1, n_ahead + 1) for positions in then]
             self._missing = dict.fromkeys(key for key in wanted if key not in self._values)
@@ -128,6 +135,8 @@ class Prefetcher:
         self.wait_for(*key)
         value = self._values[key]
         if isinstance(value, Exception):
+            with self._changed:
+                self._raised.add(key)
             raise value
         return value
 
@@ -147,7 +156,7 @@ class Prefetcher:
         with self._changed:
             if key in self._missing:  # else nobody wants it any more
                 del self._missing[key]
-                self._values[key] = value
+                self._values[key] = value if isinstance(value, Exception) else self._source.arrived(value)
                 self._changed.notify_all()
 
     # -- the thread -----------------------------------------------------------------------------------------------------
@@ -159,7 +168,7 @@ class Prefetcher:
             if order is None:
                 continue
             try:
-                value = self._source.arrived(self._source.read(order, partial(self._check, key)))
+                value = self._source.read(order, partial(self._check, key))
             except _Unwanted:
                 continue
             except Exception as error:  # raised again in the thread that asks for it
@@ -203,15 +212,18 @@ class Prefetcher:
             yield order
 
     def _serve_by(self, lane: _Lane, answers: Iterator[Any]) -> None:
-        while self._next(partial(self._is_of, lane)) is not None:
-            try:
+        is_own = partial(self._is_of, lane)
+        try:
+            while self._next(is_own) is not None:
                 value = next(answers)
-            except Exception as error:  # raised again in the thread that asks for it; its text has what the process was at
-                value = error.with_traceback(None)  # whose frames would keep the processes
-            with self._changed:
-                key = lane.asked.popleft()
-            if key is not None and not isinstance(value, Later):
-                self._deliver(key, value if isinstance(value, Exception) else self._source.arrived(value))
+                with self._changed:
+                    key = lane.asked.popleft()
+                if key is not None and not isinstance(value, Later):
+                    self._deliver(key, value.as_exception() if isinstance(value, _Raised) else value)
+        except Exception as error:  # the loader's own: a process is gone, and which order it would answer next is not known
+            error.with_traceback(None)  # whose frames would keep the processes
+            while (key := self._next(is_own)) is not None:
+                self._deliver(key, error)
 
     def _is_of(self, lane: _Lane, key: Key) -> bool:
         return self._source.loader(key[1]) == lane.number
@@ -239,8 +251,23 @@ class _Orders:
         return self._orders()
 
 
+class _Raised(NamedTuple):
+    """What the data set has raised in a worker process, as torch brings it from there: its text has what that was at."""
+
+    wrapper: ExceptionWrapper
+
+    def as_exception(self) -> Exception:
+        """To be raised in the thread that asks for the micro-batch."""
+        try:
+            self.wrapper.reraise()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            return error.with_traceback(None)
+        raise OdysseyError("an exception of the data set is none", "please report this bug")
+
+
 class _Reading(TorchDataset[Any]):
-    """What a worker process carries out. An answer may be an exception: the loader would make another one of it."""
+    """What a worker process carries out. An answer may be an exception: the loader would make another one of ours, and what it
+    raises itself is told from what the data set raises."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -250,6 +277,10 @@ class _Reading(TorchDataset[Any]):
             return None if order is None else self._source.read(order, lambda: None)
         except (Later, JobError) as answer:
             return answer
+        except Exception:
+            worker = get_worker_info()
+            where = f"in DataLoader worker process {worker.id if worker else 0}"
+            return _Raised(ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
 
 
 def _as_it_is(value: Any) -> Any:

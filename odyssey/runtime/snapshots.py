@@ -68,7 +68,6 @@ class Snapshots:
         self._told: dict[tuple[int, int], Snapshot] = {}
         """By split and step. The reader adds to it, in a thread of its own."""
         self._exchanged: dict[int, Snapshot] = {}
-        self._exchanged_at = 0
         self.shared: dict[int, Snapshot] = {}
         """The newest of each split that all ranks have."""
 
@@ -89,9 +88,15 @@ class Snapshots:
         """It was taken here, at the beginning of this step."""
         self._told[split, step] = snapshot
 
+    def forget_before(self, step: int) -> None:
+        """What was told of earlier steps is told anew if they are read anew. Until then they may be done again from what was
+        read, as behind a `load`."""
+        for key in list(self._told):  # all at one moment: the reader may add others meanwhile
+            if key[1] < step:
+                del self._told[key]
+
     def exchange(self, step: int, mine: Sequence[range], groups: Groups) -> None:
         """Give the snapshots of the splits that begin at positions of `mine`, and get those of all. Raises Cut."""
-        self._exchanged_at = step
         own = [split for split, start in enumerate(self._starts) if any(start in positions for positions in mine)]
         if len(groups.needs.members) == 1:
             self._exchanged = {split: self._of(split, step) for split in own}
@@ -118,6 +123,4 @@ class Snapshots:
         """The step of the exchange is final."""
         if self._exchanged:
             self.shared |= {split: snapshot for split, snapshot in self._exchanged.items() if snapshot.state}
-            for key in [key for key in self._told if key[1] <= self._exchanged_at]:
-                del self._told[key]
             self._exchanged = {}

@@ -22,7 +22,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from odyssey.errors import JobError
 from odyssey.runtime import draws
-from odyssey.runtime.data import Collate, layer_seed
+from odyssey.runtime.data import Collate, collate_seed, layer_seed
 from odyssey.runtime.snapshots import MAX_STATE_BYTES, Snapshot, Snapshots, is_due, iterator_from, state_of
 
 READ_AT_A_TIME_S = 0.5
@@ -41,14 +41,10 @@ class Order(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A micro-batch, and the snapshots that were taken since the last one, each with its split and the step that follows it."""
+    """A micro-batch, and the snapshots that were taken before samples of it, each with its split and the step that follows."""
 
     micro_batch: Any
     snapshots: list[tuple[int, int, Snapshot]]
-
-
-Take = Callable[[int, int, Snapshot], None]
-"""It is told of each of these."""
 
 
 class Later(Exception):
@@ -58,8 +54,8 @@ class Later(Exception):
 class Stream(NamedTuple):
     """`data`: as it was handed over, and nobody's to iterate over. `is_divided`: it divides itself.
 
-    `is_random`: its first samples draw random numbers. `has_state`: it gives snapshots, and goes on from them as it would have;
-    `why_no_state`: what it gives is of no use, for people.
+    `is_random`: its first samples draw random numbers, or collating them does. `has_state`: it gives snapshots, and goes on
+    from them as it would have; `why_no_state`: what it gives is of no use, for people.
     """
 
     data: Any
@@ -96,6 +92,10 @@ class Stream(NamedTuple):
         micro_batch, i = divmod(split * self._width + i, self.micro_batch)
         return layer_seed(self.seed, step, micro_batch, -1 - i)
 
+    def collate_seed(self, step: int, positions: range) -> int:
+        """What they are seeded with before samples are collated, as for other data."""
+        return collate_seed(self.seed, step, positions, self.micro_batch)
+
     def first_index(self, split: int, step: int) -> int:
         """Which sample is the first that a step takes from a split."""
         return step * self._per_step(split)
@@ -131,12 +131,11 @@ class Stream(NamedTuple):
 class Split:
     """A part of the data set as it is read: it begins anew when it ends."""
 
-    def __init__(self, stream: Stream, number: int, take: Take) -> None:
+    def __init__(self, stream: Stream, number: int) -> None:
         self.stream = stream
         self.number = number
         self.snapshot: Snapshot | None = None
         """The newest that all ranks have."""
-        self._take_snapshot = take
         self._drops: _Drops | None = None
         self._begin_anew()
 
@@ -153,6 +152,7 @@ class Split:
             self.go_on_from(snapshot)
         while self._kept and (oldest := next(iter(self._kept))) < now:
             del self._kept[oldest]
+            self.taken_before.pop(oldest, None)
         while self._n_read <= index:
             check()
             self._look_whether_snapshot_is_due(now)
@@ -171,7 +171,7 @@ class Split:
         if self.stream.has_state and self._n_read >= now:
             step = self.stream.step_of(self.number, self._n_read)
             if step is not None and is_due(step) and (snapshot := self.taken()) is not None:
-                self._take_snapshot(self.number, step, snapshot)
+                self.taken_before[self._n_read] = snapshot
 
     def taken(self) -> Snapshot | None:
         """What the data set tells of where it is now; None if it has no state."""
@@ -209,6 +209,8 @@ class Split:
         self._samples: Iterator[Any] = iter(())
         self._n_read = 0
         self._kept: dict[int, Any] = {}
+        self.taken_before: dict[int, Snapshot] = {}
+        """By the sample that follows; they are kept as long as that."""
         self._drops = None
 
     def _drop(self, now: int) -> None:
@@ -283,8 +285,6 @@ class Splits:
         self._collate = collate
         self.snapshots = snapshots if stream.has_state else None
         self._splits: dict[int, Split] = {}
-        self._taken: list[tuple[int, int, Snapshot]] = []
-        """Snapshots that have not been told yet."""
         self._given: dict[int, Snapshot] = {}
         """The newest that orders have had of each split."""
         self.loaders = [1] * min(num_workers, stream.n_splits)
@@ -295,7 +295,9 @@ class Splits:
         return self._stream.place(0, positions.start)[0] % len(self.loaders)
 
     def begin(self, step: int, wanted: Iterable[tuple[int, range]]) -> None:
-        """They are read as they come."""
+        """They are read as they come. Nothing is left of the steps before."""
+        if self.snapshots is not None:
+            self.snapshots.forget_before(step)
 
     def ids(self, step: int, positions: range) -> list[tuple[int, int]]:
         """Which splits they are of, and which samples of these."""
@@ -335,14 +337,18 @@ class Splits:
         ids = self.ids(step, positions)
         with draws.apart() if self.loaders or self.is_read_late else nullcontext() as generators:
             samples = []
+            taken = []
             for split, index in ids:
-                first = self._stream.first_index(split, now)
-                samples.append(self._split(split).sample(index, first, generators, go_on))
-        micro_batch = self._collate(samples, [f"sample {index} of {self._stream.name(split)}" for split, index in ids])
-        taken, self._taken = self._taken, []
+                its = self._split(split)
+                samples.append(its.sample(index, self._stream.first_index(split, now), generators, go_on))
+                if (newest := its.taken_before.get(index)) is not None:
+                    taken.append((split, step, newest))
+            if generators is not None:
+                generators.seed(self._stream.collate_seed(step, positions))
+            micro_batch = self._collate(samples, [f"sample {index} of {self._stream.name(split)}" for split, index in ids])
         return Read(micro_batch, taken)
 
     def _split(self, number: int) -> Split:
         if number not in self._splits:
-            self._splits[number] = Split(self._stream, number, lambda *taken: self._taken.append(taken))
+            self._splits[number] = Split(self._stream, number)
         return self._splits[number]

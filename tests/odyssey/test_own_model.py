@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import odyssey
-from odyssey.errors import JobError
+from odyssey.errors import JobError, NonFiniteLoss
 from odyssey.model.optimizers import as_one
 from odyssey.model.packing import digest
 from odyssey.model.whole import Whole
@@ -390,6 +390,19 @@ def test_a_loss_that_would_not_train_is_refused_by_name(loss, what):
     with pytest.raises(JobError) as raised:
         list(run.steps(1))
     assert what in raised.value.what
+
+
+def test_a_step_whose_loss_is_no_number_leaves_running_statistics_as_they_were():
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    samples, factor = [torch.rand(2) for _ in range(8)], torch.ones(())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    run = odyssey.resilient(net, optimizer, lambda x: net(x).square().mean() * factor, samples, global_batch=8, micro_batch=4)
+    next(run.steps(1))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    factor.fill_(float("nan"))
+    with pytest.raises(NonFiniteLoss):
+        next(run.steps(2))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 @pytest.mark.parametrize("how", ["unfrozen", "frozen", "replaced"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from odyssey.profiling.measure import uncut
 from odyssey.profiling.sample_independence import Conditions, layer_problem, loss_problem
 from tests import models
 
@@ -179,3 +181,12 @@ def test_metrics_beside_the_loss_are_looked_at_as_well(metric: Any, says: str) -
 
     found = loss_problem(loss, value(), CLASSES, GIVEN)
     assert found.startswith(f"the metric {says}") if says else found == ""
+
+
+@pytest.mark.parametrize("collating_draws", [False, True])
+def test_micro_batches_stay_whole_where_collating_them_draws_random_numbers(collating_draws: bool) -> None:
+    sizes: Any = SimpleNamespace(micro_batch=4, global_batch=8)
+    job: Any = SimpleNamespace(independent_samples=True, autocast=None, spec=sizes, collating_draws=collating_draws)
+    stage: Any = SimpleNamespace(layers=())
+    model: Any = SimpleNamespace(dtypes=(), device=torch.device("cpu"))
+    assert uncut(stage, model, [], None, job) == ("collate draws random numbers" if collating_draws else "")

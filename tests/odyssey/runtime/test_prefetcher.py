@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from odyssey.runtime import prefetcher
 from odyssey.runtime.data import MapStyle
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.sampler import Sampler
@@ -29,6 +31,75 @@ def test_worker_processes_read_what_is_wanted_now_and_are_gone_when_it_is_closed
         assert found == [data.ids(step, positions) for positions in micro_batches]
     data.close()
     assert set(multiprocessing.active_children()) == before
+
+
+class FailsOnce:
+    """At a sample; it is told by a file, as worker processes are others."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        if i == self.mark.number and not self.mark.path.exists():
+            self.mark.path.touch()
+            raise OSError("disk is gone")
+        return torch.tensor(i), torch.tensor(-i)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_is_raised_in_the_step_it_belongs_to_and_what_is_wanted_again_is_read_again(num_workers, tmp_path):
+    """It was read ahead, in the step before, and that may be done again."""
+    sampler, plan = Sampler(64, 0), one_stage_plan()
+    micro_batches = [range(4), range(4, 8)]
+    mark = SimpleNamespace(number=sampler.ids(8, 16)[5], path=tmp_path / "mark")
+    data = Prefetcher(MapStyle(FailsOnce(mark), sampler, plan, num_workers=num_workers))
+    for step in (0, 0, 1):
+        data.want(step, micro_batches)
+        data.wait_for(1, micro_batches[1])
+    assert data.get(1, micro_batches[0])[0].tolist() == data.ids(1, micro_batches[0])
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk is gone"):
+            data.get(1, micro_batches[1])
+    data.want(1, micro_batches)
+    assert data.get(1, micro_batches[1])[0].tolist() == data.ids(1, micro_batches[1])
+    data.close()
+
+
+class LosesAProcess:
+    """A loader that has orders ahead, as torch's, and raises for a process and not for one of these."""
+
+    def __init__(self, reading, *, sampler, **options):
+        self.reading, self.orders = reading, iter(sampler)
+        self.asked = []
+        self.n = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.asked += [next(self.orders) for _ in range(4 - len(self.asked))]
+        self.n += 1
+        if self.n == 2:
+            raise RuntimeError("DataLoader worker exited unexpectedly")
+        return self.reading[self.asked.pop(0)]
+
+
+def test_a_loader_that_has_lost_a_process_gives_nothing_more(monkeypatch):
+    """What it answers next would be taken for another micro-batch."""
+    monkeypatch.setattr(prefetcher, "DataLoader", LosesAProcess)
+    samples = [(torch.tensor(i), torch.tensor(-i)) for i in range(64)]
+    data = Prefetcher(MapStyle(samples, Sampler(64, 0), one_stage_plan(), num_workers=1))
+    first, *others = [range(start, start + 2) for start in range(0, 8, 2)]
+    for _ in range(2):
+        data.want(0, [first, *others])
+        assert data.get(0, first)[0].tolist() == data.ids(0, first)
+        for positions in others:
+            with pytest.raises(RuntimeError, match="exited unexpectedly"):
+                data.get(0, positions)
+    data.close()
 
 
 READS_AHEAD = """

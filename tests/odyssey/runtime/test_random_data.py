@@ -10,9 +10,13 @@ import random
 import numpy
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import IterableDataset, default_collate
 
+import odyssey
 from odyssey.errors import JobError
-from odyssey.runtime.data import MapStyle, draws_random_numbers, fetch
+from odyssey.runtime.batches import Batches
+from odyssey.runtime.data import MapStyle, draws_random_numbers, fetch, pairs_by
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.sampler import Sampler
 from tests import models
@@ -67,8 +71,94 @@ def test_getting_samples_leaves_the_generators_as_they_were(kind):
     expected = DRAWS[kind]()
     torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
     assert draws_random_numbers(data, 3)
-    fetch(data, [0, 1], [7, 8])
+    fetch(data, [0, 1], [7, 8, 9])
     assert DRAWS[kind]() == expected
+
+
+def mixed(draw):
+    """Collation that is another one each time: what is added to its samples."""
+
+    def collate(samples):
+        inputs, targets = default_collate(samples)
+        return inputs + draw(), targets
+
+    return collate
+
+
+class Counted(IterableDataset):
+    def __iter__(self):
+        yield from ((torch.tensor(i), torch.tensor(-i)) for i in range(40))
+
+
+@pytest.mark.parametrize("data", [[(torch.tensor(i), torch.tensor(-i)) for i in range(40)], Counted()], ids=["map", "stream"])
+@pytest.mark.parametrize("kind", DRAWS)
+def test_collating_draws_the_same_for_all_ranks_and_each_time_and_leaves_the_generators_as_they_were(kind, data):
+    """I7. What is drawn beside a thread would be drawn from what layers draw from."""
+    found = []
+    for num_workers in (0, 0, 2):
+        seed_all(1)
+        expected = DRAWS[kind]()
+        seed_all(1)
+        samples = Batches(data, 8, 4, 0, pairs_by(mixed(DRAWS[kind])), num_workers).samples()
+        prefetcher = samples.prefetcher()
+        assert samples.collating_draws and samples.first()
+        for step in (5, 6):
+            prefetcher.want(step, [range(4), range(4, 8)])
+            found += [sum(prefetcher.get(step, positions)) for positions in (range(4), range(4, 8))]
+        prefetcher.close()
+        assert DRAWS[kind]() == expected
+    drawn = [values.tolist() for values in found]
+    assert drawn[:4] == drawn[4:8] == drawn[8:]
+    assert len({values[0] for values in drawn}) == 4, "each micro-batch has its own"
+
+
+def test_an_evaluation_collates_the_same_each_time():
+    net = nn.Linear(1, 1)
+    data = [(torch.ones(1), torch.ones(1))] * 8
+    run = odyssey.resilient(
+        net,
+        torch.optim.SGD(net.parameters(), 0.1),
+        lambda batch: net(batch[0]).mean(),
+        data,
+        global_batch=4,
+        micro_batch=2,
+        collate=mixed(lambda: float(torch.rand(()))),
+    )
+    found = []
+    for number in range(2):
+        torch.manual_seed(number)
+        found.append(run.evaluate(data))
+    assert found[0] == found[1]
+
+
+def seed_all(number):
+    torch.manual_seed(number), random.seed(number), numpy.random.seed(number)
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_a_loss_draws_by_its_place_in_the_training_and_the_script_by_its_own(kind):
+    """I7."""
+    data = [torch.ones(1)] * 8
+
+    def begun():
+        net, drawn = nn.Linear(1, 1), []
+
+        def loss(batch):
+            drawn.append(DRAWS[kind]())
+            return net(batch).mean()
+
+        return odyssey.resilient(net, torch.optim.SGD(net.parameters(), 0.1), loss, data, global_batch=4, micro_batch=2), drawn
+
+    (run, drawn), (other, drawn_again) = begun(), begun()
+    seed_all(1)
+    expected = [DRAWS[kind]() for _ in range(6)]
+    seed_all(1)
+    own = [DRAWS[kind]() for _ in run.steps(3)]
+    evaluated = run.evaluate(data[:4]), run.evaluate(data[:4])
+    own += [DRAWS[kind]() for _ in other.steps(3)]
+    assert own == expected, "training and evaluating leave them as they were"
+    assert evaluated[0] == evaluated[1] and drawn[6:8] == drawn[8:]
+    assert drawn_again == drawn[:6] and len(set(drawn)) == 8, "each micro-batch has its own"
 
 
 def test_a_data_set_without_random_numbers_is_fetched_ahead():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from odyssey.plan.worker import Rank, worker_of
 from odyssey.runtime import streams as module
 from odyssey.runtime.batches import Batches
 from odyssey.runtime.prefetcher import Prefetcher
-from odyssey.runtime.snapshots import Snapshots, is_due
+from odyssey.runtime.snapshots import Snapshot, Snapshots, is_due
 from tests import streams
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
@@ -94,17 +94,17 @@ ALONE: Any = SimpleNamespace(needs=Needs((worker_of(Rank(0)),)))
 """Groups of a rank that meets nobody."""
 
 
-def read_alone(data: Prefetcher, n_steps: int) -> None:
-    """A rank that trains alone does so, too."""
+def read_alone(data: Prefetcher, steps: Sequence[int]) -> list[list[int]]:
+    """A rank that trains alone does so, too. Gives the samples of each micro-batch."""
     assert data.snapshots is not None
-    for step in range(n_steps):
+    found = []
+    for step in steps:
         data.want(step, WHOLE)
-        for positions in WHOLE:
-            data.get(step, positions)
+        found += [data.get(step, positions)[0].tolist() for positions in WHOLE]
         if is_due(step):
             data.snapshots.exchange(step, WHOLE, ALONE)
             data.snapshots.take()
-    data.close()
+    return found
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -119,7 +119,8 @@ def test_who_takes_over_reads_on_from_the_newest_snapshot(
     second = prefetcher(streams.Stream(Pairs(), kind), num_workers)
     (tmp_path / "begun").unlink()  # by the first look
     assert first.snapshots is not None and second.snapshots is not None
-    read_alone(first, 6)
+    read_alone(first, range(6))
+    first.close()
     (tmp_path / "begun").unlink(missing_ok=True)
     second.snapshots.load_state_dict(first.snapshots.state_dict())
     for step, micro_batches in units.items():
@@ -128,6 +129,21 @@ def test_who_takes_over_reads_on_from_the_newest_snapshot(
     second.close()
     begun = [tuple(map(int, line.split()[2:])) for line in (tmp_path / "begun").read_text().splitlines()]
     assert begun and (0, 0) not in begun
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", streams.STATED)
+def test_a_step_that_is_gone_back_to_has_the_snapshots_that_it_had(kind: str, num_workers: int) -> None:
+    """As behind a `load`. What was read of it may be there still, here or in a worker process."""
+    data = prefetcher(streams.Stream(Pairs(), kind), num_workers)
+    assert data.snapshots is not None
+    read_alone(data, range(5))
+    shared = data.snapshots.shared
+    for steps in ([4, 5], [3, 4, 5, 6], [4]):
+        data.snapshots.shared = {}
+        assert read_alone(data, steps) == [expected(kind, step, positions) for step in steps for positions in WHOLE]
+        assert data.snapshots.shared == shared
+    data.close()
 
 
 class Forgets(streams.Stream):
@@ -175,7 +191,8 @@ def test_a_state_that_grows_too_large_leaves_the_one_before() -> None:
 
     data = prefetcher(Grows(Pairs(), "divided stated"))
     assert data.snapshots is not None
-    read_alone(data, 14)
+    read_alone(data, range(14))
+    data.close()
     assert data.snapshots.shared[3].n_read == 16, "the last one in the first epoch of its split"
     assert 0 not in data.snapshots.shared, "its first epoch was over in the second step"
 
@@ -184,6 +201,27 @@ def test_a_snapshot_of_data_that_were_divided_otherwise_is_not_used() -> None:
     snapshots = Snapshots(range(0, 14, 4))
     snapshots.load_state_dict({"n_splits": 3, "splits": {0: (8, 0, "")}})
     assert snapshots.shared == {}
+
+
+def test_a_snapshot_may_come_while_those_of_earlier_steps_are_dropped() -> None:
+    """The reader's thread tells of it at any moment, such as when two steps are compared."""
+    snapshots = Snapshots(range(1))
+    told = Snapshot(8, 0, b"")
+
+    class Step(int):
+        def __lt__(self, other: int) -> bool:
+            snapshots.tell(0, 8, told)
+            return super().__lt__(other)
+
+        def __le__(self, other: int) -> bool:
+            snapshots.tell(0, 8, told)
+            return super().__le__(other)
+
+    snapshots.tell(0, Step(4), told)
+    snapshots.exchange(4, [range(1)], ALONE)
+    snapshots.take()
+    snapshots.forget_before(5)
+    snapshots.exchange(8, [range(1)], ALONE)
 
 
 def test_an_epoch_of_a_whole_stream_uses_each_sample_once() -> None:
@@ -270,7 +308,6 @@ def test_an_exception_says_where_it_was_and_who_asks_again_reads_on_as_if_there_
     with pytest.raises(OSError, match="disk is gone") as raised:
         data.get(step, WHOLE[1])
     assert place in f"{raised.value} {getattr(raised.value, '__notes__', '')}"
-    data.want(step + 5, [])  # what has failed is read anew once it has not been wanted
     data.want(step, WHOLE[1:2])
     assert data.get(step, WHOLE[1])[0].tolist() == expected(kind, step, WHOLE[1])
     data.close()
