@@ -172,7 +172,7 @@ def test_who_was_cut_behind_the_body_of_a_unit_contributes_nothing() -> None:
         return (1.0,)
 
     session = Session.__new__(Session)
-    session.runner = Cutting()  # type: ignore[assignment]
+    session.runner, session._compares = Cutting(), False  # type: ignore[assignment]
     with pytest.raises(Cut, match="paused"):
         session._transact(Transaction("step", body, tuple, lambda *_: None))
     Cutting.groups.release()
