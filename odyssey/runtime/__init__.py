@@ -8,7 +8,8 @@ local.py      a script that is run without a launcher
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
 computation.py what an op comes to, halves.py: where the backward is split; backend.py: computed, or otherwise
 approximate.py a backward in less, where a plan says so, and what others make up for
-data.py       samples and seeds; sampler.py: in which order; batches.py: those of a job; prefetcher.py: read ahead
+data.py       samples and seeds; sampler.py: in which order; batches.py: those of a job; prefetcher.py: read ahead,
+              and handed_out.py: whether a script has changed them
 streams.py    data that can only be iterated over; first_look.py: what they are like; snapshots.py: where others read on
 clock.py      what computing takes; recorder.py: when the ops of a step ran
 groups.py     communication that can be cut; waiter.py: by a thread that waits; transport.py: how groups are made;

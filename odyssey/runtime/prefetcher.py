@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from odyssey.errors import JobError, OdysseyError
+from odyssey.runtime.handed_out import HandedOut
 from odyssey.runtime.snapshots import Snapshots
 from odyssey.runtime.streams import Later
 
@@ -59,7 +60,7 @@ class Prefetcher:
     """Fetches and collates micro-batches ahead of their use: what is wanted now, in that order.
 
     A micro-batch goes by its positions in the step's global batch, which no plan changes. What was fetched stays as long as its
-    step is wanted, so that a redone step finds its samples in place.
+    step is wanted, so that a redone step finds its samples in place; what the script has changed of them is read anew.
     """
 
     def __init__(self, source: Source) -> None:
@@ -71,9 +72,11 @@ class Prefetcher:
         """The step that is wanted."""
         self._raised: set[Key] = set()
         """What is there are exceptions that the script has seen."""
+        self._handed_out: dict[Key, HandedOut] = {}
+        """What the script has been given of what is there. Its thread's alone."""
         self._is_closed = False
         self._changed = threading.Condition()
-        """Guards the five above, and what lanes are asked for."""
+        """Guards all above but what is handed out, and what lanes are asked for."""
         serves: list[Callable[[], None]] = []
         if source.loaders:
             lanes = [_Lane(number, deque()) for number in range(len(source.loaders))]
@@ -103,8 +106,10 @@ class Prefetcher:
         n_ahead = max(1, -(-N_EACH * sum(self._source.loaders) // max(1, len(then))))
         with self._changed:
             self._now = step
-            stays = {key for key in self._values if step <= key[0] <= step + n_ahead} - self._raised
+            changed = {key for key, its in self._handed_out.items() if its.may_be_changed}
+            stays = {key for key in self._values if step <= key[0] <= step + n_ahead} - self._raised - changed
             self._values = {key: value for key, value in self._values.items() if key in stays}
+            self._handed_out = {key: its for key, its in self._handed_out.items() if key in stays}
             self._raised.clear()
             wanted = [(step, positions) for positions in micro_batches]
             wanted += [(step + ahead, positions) for ahead in range(1, n_ahead + 1) for positions in then]
@@ -131,13 +136,15 @@ class Prefetcher:
         if self._source.is_read_late:
             if key not in self._values:
                 self._values[key] = self._source.arrived(self._source.read(self._order(key), check))
-            return self._values[key]
-        self.wait_for(*key)
+        else:
+            self.wait_for(*key)
         value = self._values[key]
         if isinstance(value, Exception):
             with self._changed:
                 self._raised.add(key)
             raise value
+        if key not in self._handed_out:
+            self._handed_out[key] = HandedOut(value)
         return value
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from torch.utils.data._utils import worker as torch_worker
 from odyssey.errors import JobError
 from odyssey.runtime import draws
 from odyssey.runtime.data import Collate, collate_seed, layer_seed
+from odyssey.runtime.handed_out import HandedOut
 from odyssey.runtime.snapshots import MAX_STATE_BYTES, Snapshot, Snapshots, is_due, iterator_from, state_of
 
 READ_AT_A_TIME_S = 0.5
@@ -140,12 +141,13 @@ class Split:
         self._begin_anew()
 
     def sample(self, index: int, now: int, generators: draws.Generators | None, check: Callable[[], None]) -> Any:
-        """Reads on to sample `index`, counted through all epochs. Those from `now` on are kept.
+        """Reads on to sample `index`, counted through all epochs. Those from `now` on are kept, and read anew where the
+        script has changed one in place, as it was collated or behind that.
 
         `generators`: seeded for each sample, those that are dropped as well, as what follows may depend on what they draw.
         `check` is called before each of them, and may end the reading by an exception: it goes on from there.
         """
-        if index < self._n_read and index not in self._kept:
+        if index < self._n_read and (index not in self._kept or self._kept[index].is_changed):
             self._begin_anew()
         snapshot = self.snapshot
         if snapshot is not None and self._n_read < snapshot.n_read <= now:
@@ -160,12 +162,12 @@ class Split:
                 generators.seed(self.stream.seed_of(self.number, self._n_read))
             sample = self._next()
             if self._n_read >= now:
-                self._kept[self._n_read] = sample
+                self._kept[self._n_read] = HandedOut(sample)
                 self._drops = None
             else:
                 self._drop(now)
             self._n_read += 1
-        return self._kept[index]
+        return self._kept[index].value
 
     def _look_whether_snapshot_is_due(self, now: int) -> None:
         if self.stream.has_state and self._n_read >= now:
@@ -208,7 +210,7 @@ class Split:
         self._info: torch_worker.WorkerInfo | None = None
         self._samples: Iterator[Any] = iter(())
         self._n_read = 0
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, HandedOut] = {}
         self.taken_before: dict[int, Snapshot] = {}
         """By the sample that follows; they are kept as long as that."""
         self._drops = None

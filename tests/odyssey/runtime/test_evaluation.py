@@ -188,6 +188,21 @@ def test_a_cut_ends_the_wait_for_a_sample_which_the_next_try_has() -> None:
         groups.release()
 
 
+def test_the_next_try_has_samples_as_they_were_read() -> None:
+    samples = [(torch.tensor(float(i)), torch.tensor(float(-i))) for i in range(10)]
+    reader = Reader(samples, pair_of, 0, is_random=False)
+    groups = Groups(to_nobody, 1, Needs((0,)), 0, CPU)
+    engine: Any = SimpleNamespace(plan=one_stage_plan(), groups=groups)
+    micro_batches = [range(2), range(4, 6), range(8, 9)]
+    for _ in range(2):
+        found = list(reader.read(engine, micro_batches))
+        assert [batch.tolist() for batch, _ in found] == [[0, 1], [4, 5], [8]]
+        for batch, target in found:
+            batch.add_(target.sub_(1))
+    reader.close()
+    groups.release()
+
+
 def test_who_has_nothing_to_read_any_more_stops_reading() -> None:
     gated = Gated()
     reader = Reader(gated, pair_of, 0, is_random=False)

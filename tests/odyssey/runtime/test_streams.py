@@ -22,6 +22,7 @@ from odyssey.plan.needs import Needs
 from odyssey.plan.worker import Rank, worker_of
 from odyssey.runtime import streams as module
 from odyssey.runtime.batches import Batches
+from odyssey.runtime.data import pairs_by
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.snapshots import Snapshot, Snapshots, is_due
 from tests import streams
@@ -311,6 +312,28 @@ def test_an_exception_says_where_it_was_and_who_asks_again_reads_on_as_if_there_
     data.want(step, WHOLE[1:2])
     assert data.get(step, WHOLE[1])[0].tolist() == expected(kind, step, WHOLE[1])
     data.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", ["whole", "divided", "whole stated"])
+def test_samples_that_are_changed_by_collating_are_read_anew_with_those_that_follow(kind: str, num_workers: int) -> None:
+    def collate(samples: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([sample["x"].mul_(-1) for sample in samples]), torch.stack([each.pop("x") for each in samples])
+
+    batches = Batches(
+        streams.Stream(Named(), kind), GLOBAL_BATCH, MICRO_BATCH, SEED, collate=pairs_by(collate), num_workers=num_workers
+    )
+    data = batches.samples().prefetcher()
+    for cuts in (WHOLE, CUT, WHOLE):
+        data.want(2, cuts)
+        for positions in cuts:
+            assert (-data.get(2, positions)[0]).tolist() == expected(kind, 2, positions)
+    data.close()
+
+
+class Named(Pairs):
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.tensor(i)}
 
 
 class Cut(Exception):
