@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -159,7 +160,7 @@ def _read(groups: Groups, model: Model, found: Found) -> dict[str, Any] | JobErr
         except Damaged as damage:
             return str(damage)
         except (OSError, RuntimeError) as error:  # torch's own words for a file that it cannot read
-            return f"it cannot be read: {str(error).splitlines()[0]}"
+            return f"it cannot be read: {(str(error) or type(error).__name__).splitlines()[0]}"
         except JobError as error:
             return JobError(f"{found.path}: {error.what}", error.help)
 
@@ -192,7 +193,11 @@ def _read_held(model: Model, path: Path, manifest: Manifest) -> dict[str, Any]:
     for name in sorted(names):
         folders.verify(path, manifest, name)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # it says that each rank reads by itself
-        load_into(wanted, storage_reader=reader, planner=DefaultLoadPlanner(**_AS_IT_IS), no_dist=True)
+        try:
+            load_into(wanted, storage_reader=reader, planner=DefaultLoadPlanner(**_AS_IT_IS), no_dist=True)
+        except CheckpointException as error:  # what was raised is in there, and of no kind that it had
+            ((cause, _), *_) = error.failures.values()
+            raise cause from None
     state = _nested(wanted)
     check(model, state, model.held)
     return state

@@ -156,7 +156,7 @@ def _sample(data: Dataset, sample_id: int) -> Any:
     """An exception of the script's says which one it was."""
     try:
         return data[sample_id]
-    except Exception as error:
+    except BaseException as error:
         error.add_note(f"in data[{sample_id}]")
         raise
 

@@ -139,7 +139,7 @@ class Prefetcher:
         else:
             self.wait_for(*key)
         value = self._values[key]
-        if isinstance(value, Exception):
+        if isinstance(value, BaseException):
             with self._changed:
                 self._raised.add(key)
             raise value
@@ -163,7 +163,7 @@ class Prefetcher:
         with self._changed:
             if key in self._missing:  # else nobody wants it any more
                 del self._missing[key]
-                self._values[key] = value if isinstance(value, Exception) else self._source.arrived(value)
+                self._values[key] = value if isinstance(value, BaseException) else self._source.arrived(value)
                 self._changed.notify_all()
 
     # -- the thread -----------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Prefetcher:
                 value = self._source.read(order, partial(self._check, key))
             except _Unwanted:
                 continue
-            except Exception as error:  # raised again in the thread that asks for it
+            except BaseException as error:  # raised again in the thread that asks for it
                 value = error
             self._deliver(key, value)
 
@@ -227,7 +227,7 @@ class Prefetcher:
                     key = lane.asked.popleft()
                 if key is not None and not isinstance(value, Later):
                     self._deliver(key, value.as_exception() if isinstance(value, _Raised) else value)
-        except Exception as error:  # the loader's own: a process is gone, and which order it would answer next is not known
+        except BaseException as error:  # the loader's own: a process is gone, and which order it would answer next is not known
             error.with_traceback(None)  # whose frames would keep the processes
             while (key := self._next(is_own)) is not None:
                 self._deliver(key, error)

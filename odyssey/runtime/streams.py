@@ -195,7 +195,7 @@ class Split:
         """An exception of the script's says where it was. Reading begins anew where it is asked for again."""
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"in {call} of {self.stream.name(self.number)}")
             self._begin_anew()
             raise
@@ -236,7 +236,7 @@ class Split:
             if sample is _END:
                 raise JobError(f"{self.stream.name(self.number)} has no samples", self.stream.help_if_empty)
             return sample
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"in sample {self._n_read} of {self.stream.name(self.number)}, epoch {max(0, self._epoch)}")
             self._begin_anew()
             raise

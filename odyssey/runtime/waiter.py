@@ -84,7 +84,7 @@ class Waiter:
         while (blocking := self._requests.get()) is not None:
             try:
                 outcome = ("done", blocking())
-            except Exception as error:  # handed to the owner, whole
+            except BaseException as error:  # handed to the owner, whole, who would wait for ever otherwise
                 outcome = ("raised", error)
             self._outcomes.put(outcome)
             del blocking, outcome

@@ -12,10 +12,12 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import odyssey
 from odyssey.errors import JobError
@@ -116,6 +118,30 @@ def test_a_damaged_one_is_told_and_the_one_before_is_used(
     with pytest.raises(JobError, match=r"no checkpoint there is whole: step-000003: .*; step-000002: ") as error:
         loaded(tmp_path)
     assert "remove this one" in error.value.help
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), RuntimeError("Input/output error"), KeyError("a bug")])
+def test_one_that_torch_cannot_read_is_told_and_the_one_before_is_used(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It says so by what is no Exception, whatever it was."""
+    states = trained(tmp_path, 2, 3)
+    read_data = FileSystemReader.read_data
+
+    def failing(reader: FileSystemReader, *arguments: Any) -> Any:
+        if Path(reader.path).name == "step-000003":
+            raise error
+        return read_data(reader, *arguments)
+
+    monkeypatch.setattr(FileSystemReader, "read_data", failing)
+    if isinstance(error, KeyError):
+        with pytest.raises(KeyError, match="a bug"):
+            loaded(tmp_path)
+        return
+    assert is_equal(loaded(tmp_path), states[0])
+    (line,) = capfd.readouterr().err.splitlines()
+    what = f"step-000003: it cannot be read: {error}"
+    assert line == f"odyssey: {tmp_path}: {what}; going on from step-000002"
 
 
 @pytest.mark.parametrize(

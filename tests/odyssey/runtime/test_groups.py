@@ -44,6 +44,14 @@ def test_a_rank_that_is_cut_while_others_have_not_come_ends_whole() -> None:
     of_somebody_else.close()
 
 
+def test_what_ends_a_wait_by_no_exception_is_raised_to_its_owner_and_the_thread_goes_on() -> None:
+    groups = Groups(to_nobody, 1, Needs((0,)), 0, CPU)
+    with pytest.raises(SystemExit, match="3"):
+        groups.waiter.beside(lambda: sys.exit(3))
+    assert groups.waiter.beside(lambda: 4) == 4
+    groups.close()
+
+
 def introduce(ranks: list[socket.socket]) -> None:
     """What an agent does while one group is built: hand out to all what each offers."""
     offers = [next(Deframer(Report).feed(rank.recv(1 << 16))) for rank in ranks]

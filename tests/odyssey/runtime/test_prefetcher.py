@@ -33,11 +33,15 @@ def test_worker_processes_read_what_is_wanted_now_and_are_gone_when_it_is_closed
     assert set(multiprocessing.active_children()) == before
 
 
+class Panic(BaseException):
+    """As data sets that are written in Rust raise one."""
+
+
 class FailsOnce:
     """At a sample; it is told by a file, as worker processes are others."""
 
-    def __init__(self, mark):
-        self.mark = mark
+    def __init__(self, mark, error):
+        self.mark, self.error = mark, error
 
     def __len__(self):
         return 64
@@ -45,23 +49,23 @@ class FailsOnce:
     def __getitem__(self, i):
         if i == self.mark.number and not self.mark.path.exists():
             self.mark.path.touch()
-            raise OSError("disk is gone")
+            raise self.error("disk is gone")
         return torch.tensor(i), torch.tensor(-i)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_exception_is_raised_in_the_step_it_belongs_to_and_what_is_wanted_again_is_read_again(num_workers, tmp_path):
+@pytest.mark.parametrize(("num_workers", "error"), [(0, OSError), (2, OSError), (0, Panic), (0, SystemExit)])
+def test_an_exception_is_raised_in_the_step_it_belongs_to_and_what_is_wanted_again_is_read_again(num_workers, error, tmp_path):
     """It was read ahead, in the step before, and that may be done again."""
     sampler, plan = Sampler(64, 0), one_stage_plan()
     micro_batches = [range(4), range(4, 8)]
     mark = SimpleNamespace(number=sampler.ids(8, 16)[5], path=tmp_path / "mark")
-    data = Prefetcher(MapStyle(FailsOnce(mark), sampler, plan, num_workers=num_workers))
+    data = Prefetcher(MapStyle(FailsOnce(mark, error), sampler, plan, num_workers=num_workers))
     for step in (0, 0, 1):
         data.want(step, micro_batches)
         data.wait_for(1, micro_batches[1])
     assert data.get(1, micro_batches[0])[0].tolist() == data.ids(1, micro_batches[0])
     for _ in range(2):
-        with pytest.raises(OSError, match="disk is gone"):
+        with pytest.raises(error, match="disk is gone"):
             data.get(1, micro_batches[1])
     data.want(1, micro_batches)
     assert data.get(1, micro_batches[1])[0].tolist() == data.ids(1, micro_batches[1])

@@ -286,6 +286,8 @@ def test_reading_leaves_the_generators_and_the_worker_as_they_were(kind: str) ->
 class Fails(streams.Stream):
     """Once, at a sample; it is told by a file, as worker processes are others."""
 
+    error: type[BaseException] = OSError
+
     def __init__(self, kind: str, mark: Any) -> None:
         super().__init__(Pairs(), kind)
         self.mark = mark
@@ -294,19 +296,21 @@ class Fails(streams.Stream):
         for n, sample in enumerate(super().__iter__()):
             if n == 6 and not self.mark.exists():
                 self.mark.touch()
-                raise OSError("disk is gone")
+                raise self.error("disk is gone")
             yield sample
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("num_workers", "error"), [(0, OSError), (2, OSError), (0, SystemExit)])
 @pytest.mark.parametrize(("kind", "place"), [("divided", "sample 6 of split 1 of 4 of data"), ("whole", "sample 6 of data")])
 def test_an_exception_says_where_it_was_and_who_asks_again_reads_on_as_if_there_had_been_none(
-    kind: str, place: str, num_workers: int, tmp_path: Any
+    kind: str, place: str, num_workers: int, error: type[BaseException], tmp_path: Any
 ) -> None:
-    data = prefetcher(Fails(kind, tmp_path / "mark"), num_workers)
+    failing = Fails(kind, tmp_path / "mark")
+    failing.error = error
+    data = prefetcher(failing, num_workers)
     step = 1 if kind == "divided" else 0
     data.want(step, WHOLE[1:2])
-    with pytest.raises(OSError, match="disk is gone") as raised:
+    with pytest.raises(error, match="disk is gone") as raised:
         data.get(step, WHOLE[1])
     assert place in f"{raised.value} {getattr(raised.value, '__notes__', '')}"
     data.want(step, WHOLE[1:2])
