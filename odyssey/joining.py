@@ -62,15 +62,20 @@ def session_of(
     global _newest
     if agent is None:
         return LocalSession(model, job_spec, backend)
-    if _newest is not None:
-        _newest.finish()
+    _finish_newest()
+    atexit.unregister(_finish_newest)
     measuring: Measuring = measure
     if model.is_divided:
         from odyssey.sharding.measure import measure as measuring
     _newest = session = Session(agent, agent.rank, Layers(model, job_spec, backend, measuring), _newest)
     session.start()
-    atexit.register(session.finish)
+    atexit.register(_finish_newest)  # and no session's own: with that those before would stay, with all that they hold
     return session
+
+
+def _finish_newest() -> None:
+    if _newest is not None:
+        _newest.finish()
 
 
 def connection() -> link.AgentLink | None:
