@@ -18,15 +18,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from odyssey.errors import JobError
 from odyssey.model.blueprint import META, Blueprint, LayerFactory
 from odyssey.model.dtensors import part_of
-from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_state
+from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_layer, check_state
 from odyssey.model.loss_scale import LossScale
 from odyssey.model.packing import digest
-from odyssey.model.slots import Occurrence, find_shared, modules_of, parameter_at, replace, room_for, slot_of
+from odyssey.model.slots import Occurrence, find_shared, modules_of, parameter_at, parameter_like, replace, room_for, slot_of
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
 from odyssey.model.strides import order_of
@@ -94,7 +92,8 @@ class Model:
         self._optimizer = optimizer
         self._scheduler = scheduler
         if self.statistics is None:
-            _check_statistics(self.layers)
+            for i, layer in enumerate(self.layers):
+                check_layer(layer, f"layers()[{i}]")
         self._shared = find_shared(layer.named_parameters(remove_duplicate=False) for layer in self.layers)
         self._shared_buffers = find_shared(layer.named_buffers(remove_duplicate=False) for layer in self.layers)
         self.ties = tuple(sorted({tuple(sorted({i for i, _ in shared})) for shared in self._shared}))
@@ -113,7 +112,7 @@ class Model:
         with torch.random.fork_rng(devices=[]):
             for number in self.shards_of(everything):
                 named = {
-                    name: nn.Parameter(torch.empty_like(p, device=self.device), requires_grad=p.requires_grad)
+                    name: parameter_like(p, torch.empty_like(p, device=self.device))
                     for name, p in self._named(number, everything).items()
                 }
                 words[StateShard(named, self._optimizer, self._scheduler).words()] = None
@@ -197,7 +196,9 @@ class Model:
         for i in wanted:
             with torch.random.fork_rng(devices=[]):
                 # What a function builds may contain what others contain, too.
-                layer = copy.deepcopy(self._blueprint.factories[i]() if i in self._blueprint.factories else self.layers[i])
+                layer = self._blueprint.factories[i]() if i in self._blueprint.factories else self.layers[i]
+            parameters = {id(p): parameter_like(p, p.detach().clone()) for p in layer.parameters()}
+            layer = copy.deepcopy(layer, parameters)
             other.layers[i] = layer.to(self.device)
         other._take(wanted)
         return other
@@ -322,13 +323,6 @@ def in_evaluation(*modules: nn.Module) -> Iterator[None]:
             module.train()  # whatever it does beside the flags is undone
         for module, mode in modes:
             module.training = mode
-
-
-def _check_statistics(layers: Iterable[nn.Module]) -> None:
-    for i, layer in enumerate(layers):
-        if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
-            what = f"layers()[{i}] has a BatchNorm with running statistics, which differ between pipelines"
-            raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False; or odyssey.resilient")
 
 
 def _spec(index: int, layer: nn.Module, all_shared: Sequence[tuple[Occurrence, ...]]) -> LayerSpec:

@@ -49,6 +49,17 @@ def room_for(device: torch.device, skeleton: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(skeleton, device=device)
 
 
+def parameter_like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
+    """One with these values, of the same class and with the same attributes: optimizers may be chosen by them."""
+    kind = type(parameter)
+    if issubclass(kind, nn.Parameter) and type(data) is torch.Tensor:
+        made: nn.Parameter = torch.Tensor._make_subclass(kind, data.detach(), parameter.requires_grad)
+    else:
+        made = nn.Parameter(data, requires_grad=parameter.requires_grad)
+    vars(made).update({name: value for name, value in vars(parameter).items() if name not in vars(made)})
+    return made
+
+
 def replace(layers: Iterable[nn.Module], make: Callable[[torch.Tensor], torch.Tensor], but: Container[nn.Module] = ()) -> None:
     """Put new tensors in the place of all parameters and buffers but those of `but`; one that occurs twice stays one."""
     made: dict[int, torch.Tensor] = {}
@@ -59,7 +70,7 @@ def replace(layers: Iterable[nn.Module], make: Callable[[torch.Tensor], torch.Te
         for name, parameter in child._parameters.items():
             if parameter is not None:
                 if id(parameter) not in made:
-                    made[id(parameter)] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
+                    made[id(parameter)] = parameter_like(parameter, make(parameter))
                     kept.append(parameter)
                 child._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
         for name, buffer in child._buffers.items():

@@ -428,6 +428,37 @@ def test_a_parameter_that_a_layer_has_twice_and_another_one_too_is_one_object():
     assert target.specs[0].parameter_bytes == 0 and digest(target.shard_state(tie)) == digest(source.shard_state(tie))
 
 
+class Gain(torch.nn.Parameter):
+    """A parameter of a class of its own, which is made otherwise than torch's."""
+
+    def __new__(cls, value, n):
+        return super().__new__(cls, torch.full((n,), value))
+
+
+def test_a_parameter_keeps_its_class_and_its_attributes_wherever_it_is():
+    seen = []
+
+    def build():
+        layer = torch.nn.Linear(4, 4)
+        layer.weight.no_decay = True
+        layer.register_parameter("gain", Gain(2.0, 4))
+        return [layer, torch.nn.Linear(4, 4)]
+
+    def optimizer(parameters):
+        seen.append([(isinstance(p, Gain), getattr(p, "no_decay", False)) for p in parameters])
+        return make_optimizer(parameters)
+
+    source, target = (Model(build, optimizer, None, CPU, 0) for _ in range(2))
+    for make in (source.optimizers, partial(source.copy_of, (0,)), partial(source.hold_built, (0,))):
+        make()
+        assert seen.pop(0) == [(False, True), (False, False), (True, False)]
+        seen.clear()
+    target.hold_built(())
+    target.adopt(0, moved(source.export(0)))
+    assert seen == [[(False, True), (False, False), (True, False)]]
+    assert torch.equal(target.layers[0].gain, torch.full((4,), 2.0))
+
+
 def test_a_layer_tells_in_which_order_its_parameters_lie_in_memory():
     """Gradients are summed in this order. What changes nothing in it does not count."""
 
