@@ -262,7 +262,7 @@ class Job:
         Raises NonFiniteLoss, with the step not applied, if the loss is NaN or infinite.
         """
         try:
-            while self._session.replay.results or self.next_step < n_steps:
+            while self.next_step < n_steps:
                 replaying = self._session.replay.results
                 step = replaying[0].position[0] if replaying else self.next_step
                 with draws.apart(self._model.device):

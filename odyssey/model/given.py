@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -42,6 +43,17 @@ def check_state(model: nn.Module, where: str) -> None:
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             what = f"{name} is a {type(module).__name__}, which keeps a state of its own by get_extra_state()"
             raise JobError(what, "keep it in buffers, or in an object of odyssey.resilient's extra=[...]")
+
+
+def check_layer(layer: nn.Module, where: str) -> None:
+    """Raises JobError for one that has to do something else than compute, and cannot do it on whatever ranks hold it."""
+    if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
+        what = f"{where} has a BatchNorm with running statistics, which differ between pipelines"
+        raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False; or odyssey.resilient")
+    for name, parameter in layer.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            what = f"{where}: parameter {name} has a hook, which does not come along when the layer is put on other ranks"
+            raise JobError(what, "change gradients in forward, with a torch.autograd.Function around the parameter")
 
 
 def made_optimizer(make: OptimizerFactory, named: Mapping[str, nn.Parameter]) -> Optimizer:

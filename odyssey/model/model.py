@@ -11,27 +11,24 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from odyssey.errors import JobError
 from odyssey.model.blueprint import META, Blueprint, LayerFactory
 from odyssey.model.dtensors import part_of
-from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_state
+from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_layer, check_state
 from odyssey.model.loss_scale import LossScale
 from odyssey.model.packing import digest
+from odyssey.model.slots import Occurrence, find_shared, modules_of, parameter_at, parameter_like, replace, room_for, slot_of
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
 from odyssey.model.strides import order_of
 from odyssey.protocol.model_spec import LayerSpec
-
-Occurrence = tuple[int, str]  # layer number and the parameter's name in it
 
 
 class Replay:
@@ -95,13 +92,14 @@ class Model:
         self._optimizer = optimizer
         self._scheduler = scheduler
         if self.statistics is None:
-            _check_statistics(self.layers)
-        self._shared = _find_shared(layer.named_parameters() for layer in self.layers)
-        self._shared_buffers = _find_shared(layer.named_buffers() for layer in self.layers)
+            for i, layer in enumerate(self.layers):
+                check_layer(layer, f"layers()[{i}]")
+        self._shared = find_shared(layer.named_parameters(remove_duplicate=False) for layer in self.layers)
+        self._shared_buffers = find_shared(layer.named_buffers(remove_duplicate=False) for layer in self.layers)
         self.ties = tuple(sorted({tuple(sorted({i for i, _ in shared})) for shared in self._shared}))
         self.specs = tuple(_spec(i, layer, self._shared) for i, layer in enumerate(self.layers))
         self.tie_bytes = tuple(
-            sum(size_bytes(_parameter(self.layers, shared[0])) for shared in _of_tie(tie, self._shared)) for tie in self.ties
+            sum(size_bytes(parameter_at(self.layers, shared[0])) for shared in _of_tie(tie, self._shared)) for tie in self.ties
         )
         self.held: frozenset[int] = frozenset()
         self.shards: dict[int, StateShard] = {}
@@ -114,7 +112,7 @@ class Model:
         with torch.random.fork_rng(devices=[]):
             for number in self.shards_of(everything):
                 named = {
-                    name: nn.Parameter(torch.empty_like(p, device=self.device), requires_grad=p.requires_grad)
+                    name: parameter_like(p, torch.empty_like(p, device=self.device))
                     for name, p in self._named(number, everything).items()
                 }
                 words[StateShard(named, self._optimizer, self._scheduler).words()] = None
@@ -180,7 +178,7 @@ class Model:
         for i in wanted & set(self._blueprint.factories):
             self.layers[i] = self._blueprint.layer(i)
         self._free(frozenset(range(len(self.layers))) - wanted, wanted)
-        _replace([self.layers[i] for i in sorted(wanted)], lambda t: t.detach().to(self.device))
+        replace([self.layers[i] for i in sorted(wanted)], lambda t: t.detach().to(self.device))
         self._take(wanted)
 
     def begin_step(self) -> None:
@@ -198,7 +196,9 @@ class Model:
         for i in wanted:
             with torch.random.fork_rng(devices=[]):
                 # What a function builds may contain what others contain, too.
-                layer = copy.deepcopy(self._blueprint.factories[i]() if i in self._blueprint.factories else self.layers[i])
+                layer = self._blueprint.factories[i]() if i in self._blueprint.factories else self.layers[i]
+            parameters = {id(p): parameter_like(p, p.detach().clone()) for p in layer.parameters()}
+            layer = copy.deepcopy(layer, parameters)
             other.layers[i] = layer.to(self.device)
         other._take(wanted)
         return other
@@ -210,8 +210,12 @@ class Model:
         self.read_on(state["reading"])
         if layer in self.held:
             self.keep_only(self.held - {layer})
+        if layer in self._blueprint.factories:
+            # Built as where it comes from: beside what moves a module may have tensors that are its own attributes.
+            self.layers[layer] = self._blueprint.layer(layer)
+            self._free(frozenset({layer}), self.held)
         module = self.layers[layer]
-        _replace([module], partial(_room_for, self.device), _modules_of(self.layers[i] for i in self.held))
+        replace([module], partial(room_for, self.device), modules_of(self.layers[i] for i in self.held))
         values = state["parameters"] | state["buffers"]
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -235,8 +239,8 @@ class Model:
 
     def _free(self, layers: frozenset[int], but: frozenset[int]) -> None:
         """Let go of the tensors of `layers`, but for modules that are also in one of `but`."""
-        _replace(
-            [self.layers[i] for i in sorted(layers)], lambda t: t.detach().to(META), _modules_of(self.layers[i] for i in but)
+        replace(
+            [self.layers[i] for i in sorted(layers)], lambda t: t.detach().to(META), modules_of(self.layers[i] for i in but)
         )
 
     def export(self, layer: int) -> dict[str, Any]:
@@ -266,7 +270,7 @@ class Model:
             for problem in shard.problems(self.parameters_of(number)):
                 yield f"shard {number}: {problem}"
         for shared in self._shared:
-            here = [_parameter(self.layers, occurrence) for occurrence in shared if occurrence[0] in self.held]
+            here = [parameter_at(self.layers, occurrence) for occurrence in shared if occurrence[0] in self.held]
             if any(parameter is not here[0] for parameter in here):
                 yield f"layers {sorted({layer for layer, _ in shared})} do not share their parameter any more"
 
@@ -276,8 +280,8 @@ class Model:
             here = [occurrence for occurrence in shared if occurrence[0] in layers]
             if here:
                 known = [occurrence for occurrence in here if occurrence[0] in self.held]
-                slots = [_slot(self.layers, occurrence) for occurrence in here]
-                tensors, leaf = _slot(self.layers, (known or here)[0])
+                slots = [slot_of(self.layers, occurrence) for occurrence in here]
+                tensors, leaf = slot_of(self.layers, (known or here)[0])
                 for its, name in slots:
                     its[name] = tensors[leaf]
         numbers = self.shards_of(layers)
@@ -299,7 +303,7 @@ class Model:
             result = {}
             for shared in _of_tie(self.ties[number - len(self.layers)], self._shared):
                 here = next(occurrence for occurrence in shared if occurrence[0] in layers)
-                result[full_name(*shared[0])] = _parameter(self.layers, here)
+                result[full_name(*shared[0])] = parameter_at(self.layers, here)
             return result
         tied = {name for shared in self._shared for i, name in shared if i == number}
         named = self.layers[number].named_parameters()
@@ -319,13 +323,6 @@ def in_evaluation(*modules: nn.Module) -> Iterator[None]:
             module.train()  # whatever it does beside the flags is undone
         for module, mode in modes:
             module.training = mode
-
-
-def _check_statistics(layers: Iterable[nn.Module]) -> None:
-    for i, layer in enumerate(layers):
-        if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
-            what = f"layers()[{i}] has a BatchNorm with running statistics, which differ between pipelines"
-            raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False; or odyssey.resilient")
 
 
 def _spec(index: int, layer: nn.Module, all_shared: Sequence[tuple[Occurrence, ...]]) -> LayerSpec:
@@ -349,10 +346,6 @@ def _of_tie(tie: tuple[int, ...], all_shared: Sequence[tuple[Occurrence, ...]]) 
     return [shared for shared in all_shared if tuple(sorted({i for i, _ in shared})) == tie]
 
 
-def _modules_of(layers: Iterable[nn.Module]) -> set[nn.Module]:
-    return {module for layer in layers for module in layer.modules()}
-
-
 def full_name(layer: int, name: str) -> str:
     """The name of a parameter or buffer in a state dict: `layers.3.attention.weight`."""
     return f"layers.{layer}.{name}"
@@ -361,52 +354,3 @@ def full_name(layer: int, name: str) -> str:
 def size_bytes(tensor: torch.Tensor) -> int:
     """Bytes of the elements."""
     return tensor.numel() * tensor.element_size()
-
-
-def _find_shared(tensors_of: Iterable[Iterable[tuple[str, torch.Tensor]]]) -> list[tuple[Occurrence, ...]]:
-    """Tensors that occur in more than one layer, each with its occurrences in layer order. `tensors_of`: of each layer."""
-    seen: dict[int, list[Occurrence]] = {}
-    for i, named in enumerate(tensors_of):
-        for name, tensor in named:
-            seen.setdefault(id(tensor), []).append((i, name))
-    return [tuple(occurrences) for occurrences in seen.values() if len(occurrences) > 1]
-
-
-def _slot(layers: Sequence[nn.Module], occurrence: Occurrence) -> tuple[dict[str, Any], str]:
-    """Where a module keeps the parameter or buffer, and under what name."""
-    path, _, leaf = occurrence[1].rpartition(".")
-    owner = layers[occurrence[0]].get_submodule(path)
-    return (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
-
-
-def _room_for(device: torch.device, skeleton: torch.Tensor) -> torch.Tensor:
-    """Make room as `empty_like` does, which takes ten times as long for a tensor on the meta device."""
-    if skeleton.is_contiguous():
-        return torch.empty(skeleton.shape, dtype=skeleton.dtype, device=device)
-    return torch.empty_like(skeleton, device=device)
-
-
-def _parameter(layers: Sequence[nn.Module], occurrence: Occurrence) -> nn.Parameter:
-    layer, name = occurrence
-    return layers[layer].get_parameter(name)
-
-
-def _replace(layers: Iterable[nn.Module], make: Callable[[torch.Tensor], torch.Tensor], but: Container[nn.Module] = ()) -> None:
-    """Put new tensors in the place of all parameters and buffers but those of `but`; one that occurs twice stays one."""
-    made: dict[int, torch.Tensor] = {}
-    kept: list[torch.Tensor] = []  # so that no new tensor gets the address of one that was replaced
-    for child in dict.fromkeys(module for layer in layers for module in layer.modules()):
-        if child in but:
-            continue
-        for name, parameter in child._parameters.items():
-            if parameter is not None:
-                if id(parameter) not in made:
-                    made[id(parameter)] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
-                    kept.append(parameter)
-                child._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
-        for name, buffer in child._buffers.items():
-            if buffer is not None:
-                if id(buffer) not in made:
-                    made[id(buffer)] = make(buffer)
-                    kept.append(buffer)
-                child._buffers[name] = made[id(buffer)]

@@ -16,7 +16,7 @@ from odyssey.protocol.model_spec import Boundary, ModelSpec
 from odyssey.protocol.orders import Measure
 from odyssey.protocol.reports import Measured, OpTimes, Ready, Report
 from odyssey.protocol.units import STEPS, Position
-from odyssey.runtime import comparison, proof
+from odyssey.runtime import comparison, draws, proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
 from odyssey.runtime.cut import Cut
@@ -114,12 +114,13 @@ class Layers:
     def take_on(self, plan: Plan, worker: Worker, groups: Groups) -> Moved:
         """Build layers, or have them moved here."""
         began_s = time.monotonic()
-        if plan.state_from is StateFrom.SCRIPT:
-            self.model.hold_built(plan.holds.get(worker, frozenset()))
-        elif self.model.is_as_built:
-            self.model.hold_built(())  # its state comes from others, if it has work at all
         is_mover = worker in groups.needs.movers
-        moved = move_layers(plan.moves, worker, self.model, groups) if is_mover else Moved()
+        with draws.apart(self.device):  # functions that build layers draw, and not on all ranks the same
+            if plan.state_from is StateFrom.SCRIPT:
+                self.model.hold_built(plan.holds.get(worker, frozenset()))
+            elif self.model.is_as_built:
+                self.model.hold_built(())  # its state comes from others, if it has work at all
+            moved = move_layers(plan.moves, worker, self.model, groups) if is_mover else Moved()
         self._backend.moved(plan, worker, began_s)
         if self.changes_between_units and worker in plan.moved_to:
             self._n_compared_steps = 0

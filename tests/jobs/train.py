@@ -125,11 +125,11 @@ def main() -> None:
                 told["evaluations"][step.index] = job.evaluate(Deadly(validation, options.die_reading), metrics)
         if options.lose_message_after is not None and step.index == options.lose_message_after[1]:
             lose_message(options.lose_message_after[0], 1)
-        for file, after in options.hold:
-            if step.index == int(after):
-                with open(file, "rb") as held:
-                    fcntl.flock(held, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
+        hold(options, step.index)
 
+    if options.eval_behind:
+        job.evaluate(models.data_for(options.model, N_EVALUATED, dtype))
+        hold(options, options.steps)
     if options.keeps is not None:
         (options.keeps / os.environ["RANK"]).write_text(str(kept.most))
     if options.told is not None:
@@ -145,6 +145,14 @@ def main() -> None:
             options.hold_once.read_bytes()  # ended by the test
 
     job.once_with_state(write)
+
+
+def hold(options, index):
+    """Behind the step of this index; behind the loop its index is the number of steps."""
+    for file, after in options.hold:
+        if index == int(after):
+            with open(file, "rb") as held:
+                fcntl.flock(held, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
 
 
 def die_in_reductions(rank, n_started):
@@ -389,6 +397,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--pace", type=Path, metavar="FILE", help="the rank whose number is in it is slow, as long as it is")
     parser.add_argument("--eval-every", type=int, default=0)
+    parser.add_argument("--eval-behind", action="store_true", help="evaluate behind the loop, too")
     parser.add_argument("--keeps", type=Path, help="a folder: each rank writes there how many bytes its graphs kept at most")
     parser.add_argument("--bucket-bytes", type=int, default=0, help="of gradients that are reduced together; 0: as ever")
     parser.add_argument("--branch", type=int, default=needs.BRANCH, help="members of a group at most that is for all")

@@ -168,6 +168,12 @@ def test_layers_given_as_functions_are_built_and_trained():
     assert losses[-1] < losses[0]
 
 
+def with_hook(register):
+    layer = torch.nn.Linear(4, 4)
+    getattr(layer.weight, register)(lambda value: None)
+    return layer
+
+
 class Remembering(torch.nn.Identity):
     def get_extra_state(self):
         return 3
@@ -181,6 +187,8 @@ class Remembering(torch.nn.Identity):
         ({"layers": list}, "layers\\(\\) returned no layers"),
         ({"layers": lambda: [torch.nn.Linear(2, 2), 3]}, "layers\\(\\)\\[1\\] is a int"),
         ({"layers": lambda: [torch.nn.BatchNorm1d(16)]}, "BatchNorm"),
+        ({"layers": lambda: [with_hook("register_hook")]}, r"layers\(\)\[0\]: parameter weight has a hook"),
+        ({"layers": lambda: [with_hook("register_post_accumulate_grad_hook")]}, "parameter weight has a hook"),
         ({"layers": lambda: [torch.nn.Linear(16, 16), Remembering()]}, "layers\\(\\)\\[1\\] is a Remembering, which keeps"),
         ({"data": []}, "data has no samples"),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import Counter
 from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +18,13 @@ from odyssey.errors import JobError
 from odyssey.model.model import Model
 from odyssey.model.packing import digest, digest_bytes
 from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan.plan import Plan, Reduction
+from odyssey.plan.plan import Plan, Reduction, StateFrom
 from odyssey.plan.proof import prove
+from odyssey.plan.worker import Rank, worker_of
+from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectation, describe, flatten
 from odyssey.runtime.data import MapStyle, layer_seed
+from odyssey.runtime.layers import Layers
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.sampler import Sampler
 from tests import models
@@ -353,6 +358,105 @@ def test_factories_are_called_only_where_their_layer_is_held():
     model = Model(lambda: [partial(make, "a"), partial(make, "b")], make_optimizer, None, CPU, 7)
     model.hold_built((1,))
     assert calls == ["a on meta", "b on meta", "b on cpu"]
+
+
+class Scaled(torch.nn.Linear):
+    """With a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.scale = torch.tensor([2.0])
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+def test_a_layer_that_a_function_builds_is_whole_wherever_it_comes():
+    source, target = (Model(lambda: [Scaled, Scaled], make_optimizer, make_scheduler, CPU, 7) for _ in range(2))
+    source.hold_built((0, 1))
+    target.hold_built((1,))
+    train_a_little(source)
+    drawn = torch.get_rng_state()
+    target.adopt(0, moved(source.export(0)))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.equal(target.call(0, torch.ones(1, 4)), source.call(0, torch.ones(1, 4)))
+    assert digest(target.shard_state(0)) == digest(source.shard_state(0)) and not list(target.problems())
+
+
+def test_what_functions_draw_to_build_layers_is_not_taken_from_the_scripts_generators():
+    def build():
+        random.random()
+        return torch.nn.Linear(4, 4)
+
+    me = worker_of(Rank(0))
+    layers = Layers(Model(lambda: [build], make_optimizer, None, CPU, 0), None, Backend(), None)
+    plan = SimpleNamespace(state_from=StateFrom.SCRIPT, holds={me: {0}}, moved_to=())
+    drawn = random.getstate()
+    layers.take_on(plan, me, SimpleNamespace(needs=SimpleNamespace(movers=())))
+    assert layers.held == {0} and random.getstate() == drawn
+
+
+class Twice(torch.nn.Module):
+    """Has one parameter, and one buffer, under two names each."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Linear(4, 4, bias=False) for _ in range(2))
+        self.second.weight = self.first.weight
+        for linear in (self.first, self.second):
+            linear.register_buffer("mask", torch.ones(4))
+        self.second.mask = self.first.mask
+
+
+def test_a_parameter_that_a_layer_has_twice_and_another_one_too_is_one_object():
+    def build():
+        layers = [Twice(), torch.nn.Tanh(), torch.nn.Linear(4, 4, bias=False)]
+        layers[2].weight = layers[0].first.weight
+        layers[2].register_buffer("mask", layers[0].first.mask)
+        return layers
+
+    source, target = (Model(build, make_optimizer, make_scheduler, CPU, 0) for _ in range(2))
+    source.hold_built((0, 1, 2))
+    target.hold_built(())
+    train_a_little(source)
+    for layer in (2, 0):
+        target.adopt(layer, moved(source.export(layer)))
+    (twice, _, last), tie = target.layers, len(target.layers)
+    assert twice.first.weight is twice.second.weight is last.weight is next(iter(target.shards[tie].named.values()))
+    assert twice.first.mask is twice.second.mask is last.mask
+    assert not target.shards[0].named and not list(target.problems())
+    assert target.specs[0].parameter_bytes == 0 and digest(target.shard_state(tie)) == digest(source.shard_state(tie))
+
+
+class Gain(torch.nn.Parameter):
+    """A parameter of a class of its own, which is made otherwise than torch's."""
+
+    def __new__(cls, value, n):
+        return super().__new__(cls, torch.full((n,), value))
+
+
+def test_a_parameter_keeps_its_class_and_its_attributes_wherever_it_is():
+    seen = []
+
+    def build():
+        layer = torch.nn.Linear(4, 4)
+        layer.weight.no_decay = True
+        layer.register_parameter("gain", Gain(2.0, 4))
+        return [layer, torch.nn.Linear(4, 4)]
+
+    def optimizer(parameters):
+        seen.append([(isinstance(p, Gain), getattr(p, "no_decay", False)) for p in parameters])
+        return make_optimizer(parameters)
+
+    source, target = (Model(build, optimizer, None, CPU, 0) for _ in range(2))
+    for make in (source.optimizers, partial(source.copy_of, (0,)), partial(source.hold_built, (0,))):
+        make()
+        assert seen.pop(0) == [(False, True), (False, False), (True, False)]
+        seen.clear()
+    target.hold_built(())
+    target.adopt(0, moved(source.export(0)))
+    assert seen == [[(False, True), (False, False), (True, False)]]
+    assert torch.equal(target.layers[0].gain, torch.full((4,), 2.0))
 
 
 def test_a_layer_tells_in_which_order_its_parameters_lie_in_memory():

@@ -219,6 +219,27 @@ def test_a_rank_that_joins_late_replays_and_is_exact(agent_of: Callable[..., Min
     assert told["steps"].keys() == {"2", "3", "4", "5"} and told["evaluations"].keys() == {"2", "5"}
 
 
+def test_a_rank_that_joins_behind_the_last_step_leaves_the_loop(agent_of: Callable[..., MiniAgent], tmp_path: Path) -> None:
+    """The evaluation that it replays is the one behind the loop."""
+    held = Held(tmp_path / "hold", N_STEPS)
+    agent = agent_of(2, *EXACT, "--eval-behind", *held.arguments, "--out", tmp_path / "out.pt")
+    agent.start("2x1")
+    agent.go()
+    agent.wait(Committed, when=lambda report: report.result.kind == "evaluate")
+    agent.kill(1)
+    paused = agent.pause()
+    assert [result.kind for result in agent.results] == ["step", "evaluate"]
+    plan = agent.replan("respawn", paused, respawnable=(1,))
+    agent.spawn(1)
+    agent.wait(Hello, 1)
+    agent.send_prepare(plan)
+    held.release()
+    agent.wait_ready()
+    agent.go()
+    agent.finish()
+    assert_exact(tmp_path / "out.pt")
+
+
 def test_a_rank_that_receives_its_layers_twice_trains_them(
     agent_of: Callable[..., MiniAgent], held: Held, tmp_path: Path
 ) -> None:
