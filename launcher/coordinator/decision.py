@@ -19,7 +19,7 @@ def end(state: State, code: int, reason: str, help: str = "") -> Actions:
 def start_again_or_end(job: JobState, reason: str, help: str) -> Actions:
     """A Job cannot go on from memory: all ranks start again where a restart is left, as those of a plain script do, with what
     their script loads then; else it is the end."""
-    if not job.can_restart:
+    if not (job.can_restart or job.n_counted):
         return end(job, 1, reason, help)
     job.gives_up = reason
     return ()

@@ -50,6 +50,7 @@ from launcher.joblog.events import (
 )
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
+from odyssey.errors import PlanError
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, worker_of
 from odyssey.protocol.orders import Connect, Drain
@@ -401,8 +402,15 @@ def rank_drained(job: JobState, body: Paused) -> Actions:
     (plan, reason), recovery.wanted = recovery.wanted, None
     recovery.paused_at = job.world.now
     here = replace(plan, generation=job.world.generation, step=final_position(ranks.paused, job.results)[0])
-    refused = attempt(plan.strategy, partial(transition.check, job, here))
+    refused = attempt(plan.strategy, partial(_check_here, job, here))
     if refused is None:
         return transition.take(job, here, reason)
     notes: tuple[Action, ...] = (Record(Note(f"the plan of {plan.strategy} cannot be: {refused.reason}")),)
     return *notes, *transition.propose(job)
+
+
+def _check_here(job: JobState, plan: Plan) -> None:
+    """It can be taken, and does without those who were asked to leave meanwhile. Raises PlanError."""
+    transition.check(job, plan)
+    if leaving := set(plan.workers) & WORKERS.any_of(job.leaving):
+        raise PlanError(f"worker {min(leaving)} is to leave")

@@ -163,16 +163,17 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     retired = rank_failure.retire(job, rank) if body.cause.kind is not CauseKind.NOT_STARTED else ()
     if is_newcomer:
         return *retired, *newcomers.newcomer_lost(job, body, how, has_failed=has_failed)
-    told: Actions = ()
+    why_all = replicas.why_restart(job, rank) if job.replicas else ""
+    told = retired
     if has_failed:
         how = world.ends[rank].reason
         decision = rank_failure.judge(job, world.ends[rank])
         if isinstance(decision, GiveUp):
             return fail(job, world.first_failure or how, decision.why, decision.help)
-        told = rank_failure.forgive(job, rank, decision)
-    told = *told, *retired
-    if job.replicas and (why := replicas.why_restart(job, rank)):
-        job.gives_up = f"{how}; {why}"
+        if not why_all:
+            told = *rank_failure.forgive(job, rank, decision), *told
+    if why_all:
+        job.gives_up = f"{how}; {why_all}"
         return told
     if job.status is Status.FINISHING and not finish.goes_on_without(job, rank):
         return *told, *_lost_while_finishing(job, rank)

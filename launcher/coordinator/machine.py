@@ -103,6 +103,7 @@ def _start_again(job: JobState) -> tuple[PlainState, Actions]:
         else:
             states[rank] = RankState.EXITED if job.ranks.state(rank) in _ENDED else RankState.ABSENT
     before = world.ranks
+    world.restarts.take_back(job.n_counted)
     world.ranks = Ranks(
         {rank: RankRecord(state, before.table.get(rank, RankRecord()).process) for rank, state in states.items()},
         before.n_started,

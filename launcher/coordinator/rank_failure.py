@@ -22,13 +22,17 @@ from odyssey.plan.worker import Rank
 
 
 def judge(job: JobState, end: RankEnd) -> Restart | GiveUp:
-    """What comes of the failure: a first answer when the script has raised, the last one when the rank's process has ended."""
+    """What comes of the failure: a first answer when the script has raised, the last one when the rank's process has ended.
+
+    Where others have ended their scripts well a Job has come to its end. All replicas start again then, but for one that has
+    ended well itself and is missed.
+    """
     world, rank = job.world, end.rank
     decision = world.restarts.judge(world.now, {rank: end}, end, had_progress=False)
+    if job.replicas and job.ranks.state(rank) is not RankState.EXITED:
+        return decision
     others_have_ended = job.ranks.is_another(rank, *ENDED_WELL)
-    others_live = job.ranks.is_another(rank, RankState.JOINED, RankState.MEMBER, RankState.FAILING)
-    nobody_is_left = others_have_ended or not others_live
-    return GiveUp("") if nobody_is_left and isinstance(decision, Restart) else decision
+    return GiveUp("") if others_have_ended and isinstance(decision, Restart) else decision
 
 
 def forgive(job: JobState, rank: Rank, decision: Restart) -> Actions:

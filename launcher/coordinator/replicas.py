@@ -87,7 +87,7 @@ def prices(job: JobState) -> Prices:
 def _is_auto(job: JobState) -> bool:
     """Both are allowed, and a restart is left."""
     started = job.world.started
-    return started is not None and started.on_loss == "auto" and job.can_restart
+    return started is not None and started.on_loss == "auto" and (job.can_restart or job.n_counted > 0)
 
 
 def why_rather_restart(job: JobState) -> str:

@@ -175,3 +175,9 @@ class Restarts:
         """Single ranks of a Job are started again: one restart."""
         self.n += 1
         self.past = counted(self.past, now)
+
+    def take_back(self, n: int) -> None:
+        """All ranks start again where single ones have failed, so many: what was counted of each is counted of all instead."""
+        if n:
+            past, self.n = self.past, self.n - n
+            self.past = Past(past.times[:-n], max(0, past.n_in_row - n))

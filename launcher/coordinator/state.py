@@ -300,8 +300,13 @@ class JobState:
 
     @property
     def can_restart(self) -> bool:
-        """Whether all ranks start again where memory cannot go on."""
+        """Whether all ranks start again where memory cannot go on next."""
         return self.world.restarts.may_respawn(self.world.now)
+
+    @property
+    def n_counted(self) -> int:
+        """Failures that have been counted as restarts, and that nothing has started again for yet."""
+        return sum(self.ranks[rank].is_counted for rank in self.ranks.of(RankState.LOST))
 
     def may_start_again(self, rank: Rank) -> bool:
         """Whether a rank that is lost may have a new process."""

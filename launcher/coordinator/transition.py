@@ -245,8 +245,6 @@ def check(job: JobState, plan: Plan) -> None:
         prove(plan, WORKERS.held({rank: paused[rank].held for rank in members if rank in paused}))
     if unknown := set(plan.workers) - WORKERS.all_of(members) - set(plan.spawned):
         raise PlanError(f"worker {min(unknown)} is lost")
-    if leaving := set(plan.workers) & WORKERS.any_of(job.leaving):
-        raise PlanError(f"worker {min(leaving)} is to leave")
     if foreign := set(plan.spawned) - WORKERS.completed_by(job.lost - job.world.slots_lost, members):
         raise PlanError(f"worker {min(foreign)} cannot be spawned")
 
