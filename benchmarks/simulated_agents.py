@@ -31,6 +31,7 @@ from launcher.cluster.links.session import Session
 from launcher.cluster.mesh import Mesh
 from launcher.cluster.wire import FromRank
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.host.signals import Signals
 from launcher.joblog.events import Event, RankStarted
 from launcher.options import Rendezvous, RunOptions
 from launcher.processes.local_agent import LocalAgent
@@ -92,12 +93,13 @@ class Agents:
             self._selector.close()
             self._count(i)
             listener = endpoint.host_or_join(options) if i == 0 else None
-            local = _SimulatedAgent(options, listener, asked)
+            local, signals = _SimulatedAgent(options, listener, asked), Signals(options)
+            signals.watch()
             if listener is not None:
                 part = Part(local, self._watch, profile=_profile(self.n_ranks))
-                code = local.run(leading(founding(part, listener, KEY)))
+                code = local.run(leading(founding(part, listener, KEY)), signals)
             else:
-                code = local.run(Member(Part(local, lambda event: None), KEY))
+                code = local.run(Member(Part(local, lambda event: None), KEY), signals)
         except BaseException as error:
             print(type(error).__name__, error, file=sys.stderr, flush=True)
             raise

@@ -144,7 +144,7 @@ class LeaderOnALoop:
         self.listener = Listener(self.loop, server_socket, KEY, PORT)
         self.within.open(self.listener)
         self.part: Any = SimpleNamespace(
-            local=SimpleNamespace(options=options, sink=sink, code=None, fail=self._fail),
+            local=SimpleNamespace(options=options, sink=sink, code=None, begin_anew=self._fail),
             listener=self.listener,
             coordination=SimpleNamespace(job=None),
         )

@@ -270,7 +270,7 @@ def test_every_key_of_the_report_is_documented() -> None:
 # -- `odyssey run` -----------------------------------------------------------------------------------------------------
 
 
-def failing(options: RunOptions, watch: Callable[[Event], None], output: Callable[[int, str, bytes], None]) -> int:
+def failing(options: RunOptions, watch: Callable[[Event], None], *others: object) -> int:
     """Stands in for the agent: a job of one rank that fails."""
     told: tuple[Body, ...] = (
         JobStarted(options.script, (), 1, 1, 0, "auto", "auto", None, "0.1", 7),
