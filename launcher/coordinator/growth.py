@@ -101,7 +101,7 @@ def _start_again_without(job: JobState, body: NoticeGiven, ranks: Set[Rank], why
     """Replicas cannot go on without them. Where their agent ends all start again on the others; else these would start, too, so
     they stay, for as long as they can."""
     if not body.is_certain:
-        return Record(Note(f"there is no plan without {ranks_text(ranks)}: {why}")), *_remind(job, body, ranks)
+        return transition.no_plan_without(ranks, why), *_remind(job, body, ranks)
     job.leaving |= dict.fromkeys(sorted(ranks), True)
     if not job.staying:
         return end(job, ExitCode.TERMINATED, _ALL_END)
@@ -296,8 +296,7 @@ def _cannot_leave(job: JobState, ranks: Set[Rank], why: str) -> Actions:
     """They stay; those that will be lost in any case end now, or when their time is over, and that is a loss."""
     certain = tuple(rank for rank in sorted(ranks) if job.leaving[rank] and rank not in job.due)
     job.leaving.clear()
-    note = Record(Note(f"there is no plan without {ranks_text(ranks)}: {why}"))
-    return note, *((EndRanks(certain),) if certain else ()), *consider(job)
+    return transition.no_plan_without(ranks, why), *((EndRanks(certain),) if certain else ()), *consider(job)
 
 
 # -- and are taken in --------------------------------------------------------------------------------------------------

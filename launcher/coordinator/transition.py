@@ -214,7 +214,8 @@ def _respawnable(job: JobState) -> set[Rank]:
 
 
 def proposed(job: JobState, body: Proposed) -> Actions:
-    """Take the best plan that is sound: the choice is not made here."""
+    """Take the best plan that is sound: the choice is not made here. Where there is none without those that are to leave, they
+    stay, and are asked for with the others."""
     notes: list[Action] = []
     for candidate in body.candidates:
         if candidate.plan is None:
@@ -226,9 +227,18 @@ def proposed(job: JobState, body: Proposed) -> Actions:
         return *notes, *take(job, candidate.plan, candidate.reason)
     if body.why_not:
         return *notes, *start_again_or_end(job, body.why_not, body.help)
-    reasons = "; ".join(f"{candidate.strategy}: {candidate.reason}" for candidate in body.candidates)
+    why = "; ".join(f"{candidate.strategy}: {candidate.reason}" for candidate in body.candidates) or "no strategy has any"
+    if leaving := job.leaving.keys() & job.members:
+        job.leaving.clear()
+        return *notes, no_plan_without(leaving, why), *propose(job)
     help = _REPORT if any(candidate.is_fault for candidate in body.candidates) else ""
-    return *notes, *end(job, 1, f"no plan for {ranks_text(job.members)}: {reasons or 'no strategy has any'}", help)
+    what = f"no plan for {ranks_text(job.members)}: {why}"
+    return *notes, *(end(job, 1, what, help) if job.plan is None else start_again_or_end(job, what, help))
+
+
+def no_plan_without(ranks: Set[Rank], why: str) -> Record:
+    """They were asked to leave, and stay."""
+    return Record(Note(f"there is no plan without {ranks_text(ranks)}: {why}"))
 
 
 def check(job: JobState, plan: Plan) -> None:

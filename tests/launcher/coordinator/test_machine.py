@@ -26,6 +26,7 @@ from launcher.joblog.events import (
     AgentInfo,
     Cause,
     CauseKind,
+    JobEnded,
     LeaderChanged,
     Note,
     NoticeExpired,
@@ -39,6 +40,7 @@ from launcher.joblog.events import (
     Tick,
     UnitFinal,
 )
+from launcher.joblog.exit_codes import ExitCode
 from odyssey.plan.plan import Plan
 from odyssey.protocol.orders import Connect, Drain, Finish, Follow, Go, Pause, Prepare
 from odyssey.protocol.reports import Committed, Connected, Failed, Finished, Hello, Paused, Ready
@@ -153,12 +155,22 @@ class Job(RuleBasedStateMachine):
                     self.end(rank, Cause(CauseKind.ENDED, "ended with the others, SIGTERM", -15))
             case Record(body=Note(text=text)):
                 assert "cannot go on exactly" not in text, text
+            case Record(body=JobEnded() as ended):
+                assert ended.code == ExitCode.TERMINATED or not self.could_go_on(), ended.reason
             case Record(body=Restarting()):
                 self.final.clear()  # what the ranks had is gone
                 self.newest, self.untold, self.drained_for = (None, None), None, None
             case Record(body=PlanChosen(plan=plan)):
                 assert plan.generation not in self.plans, f"two plans in generation {plan.generation}"
                 self.plans[plan.generation] = plan
+
+    def could_go_on(self) -> bool:
+        """Ranks live that have all layers, or that need none yet. A script that has failed is none of those: its ranks are gone
+        when the job ends."""
+        living = [me for rank, me in self.ranks.items() if rank not in self.failing and not me.finished]
+        needs_layers = isinstance(self.talk.state, JobState) and self.talk.state.plan is not None
+        held = {layer for me in living for layer in me.held}
+        return bool(living) and (not needs_layers or held == set(range(N_LAYERS)))
 
     def is_known_to_be_gone(self, rank: int) -> bool:
         return rank not in self.ranks and not any(isinstance(body, RankLost) and body.rank == rank for body, _ in self.news)
@@ -281,18 +293,16 @@ class Job(RuleBasedStateMachine):
         n_ranks=st.integers(2, 5),
         restarts=st.sampled_from([0, 1, 4, 9]),
         data=st.data(),
-        early=st.sampled_from([False] * 4 + [True]),
+        until=st.sampled_from([Status.RUNNING] * 5 + [Status.STARTING, Status.MEASURING, Status.PLANNING]),
     )
-    def start(self, n_ranks: int, restarts: int, data: st.DataObject, early: bool) -> None:
-        """Most lives begin with a job that runs: with `early`, faults may come before."""
+    def start(self, n_ranks: int, restarts: int, data: st.DataObject, until: Status) -> None:
+        """All goes well `until` then. Most lives begin with a job that runs."""
         self.n_ranks = n_ranks
         for body in self.talk._bodies("start", [str(n_ranks)], {"restarts": str(restarts)}):
             self.feed(body)
-        while not early and self.talk.state.status is not Status.RUNNING:
-            self.settle()
+        while self.talk.state.status is not until:
             if self.is_asked or self.talk.state.status is Status.MEASURING:
                 self.the_search_answers(data)
-        if not early:
             self.settle()
 
     def settle(self) -> None:
@@ -414,6 +424,12 @@ class Job(RuleBasedStateMachine):
             rank = data.draw(st.sampled_from(sorted(self.ranks)))
             self.feed(NoticeGiven((rank,), "it was asked to", is_certain, within_s))
 
+    @rule(data=st.data(), is_certain=st.booleans(), slot=st.booleans())
+    def a_rank_is_asked_to_leave_and_another_is_killed(self, data: st.DataObject, is_certain: bool, slot: bool) -> None:
+        self.a_rank_is_asked_to_leave(data, is_certain, None)
+        self.a_rank_is_killed(data, slot)
+        self.all_goes_well_for_a_while(data, 2)
+
     @rule(data=st.data())
     def slots_are_there_again(self, data: st.DataObject) -> None:
         """Also of ranks that live: these do not start again."""
@@ -470,6 +486,8 @@ class Job(RuleBasedStateMachine):
             self.answered = ask = self.talk.asked
             if ask.plan is not None and not ask.untrained and lacks_layers(ask):
                 self.feed(Proposed((), 1.0, "", 0.0, False, "every holder is lost", ""))
+            elif ask.leaving and data.draw(st.booleans()):
+                self.feed(Proposed((Candidate("drawn", None, None, "no room without them"),), 1.0, "", 0.0, False))
             else:
                 self.feed(Proposed((Candidate("drawn", self.draw_plan(data, ask), None, "drawn"),), 1.0, "", 0.0, False))
 
