@@ -178,7 +178,10 @@ def _start(plain: PlainState) -> Actions:
         return Record(note), SetDeadline(started.join_timeout_s)
     lost_agent = any(end.kind is FailureKind.AGENT for end in world.ends.values())
     cause = root(world.ends)
-    world.seat(world.agents)
+    world.seat(in_order(world.agents))
+    if world.agents:  # ranks are numbered anew: what was known of a slot may be another's
+        world.slots_lost.clear()
+        world.slot_losses.clear()
     world.ranks.start_all(world.n_ranks)
     plain.never_there = set(world.alive) if lost_agent and (cause is None or cause.kind is FailureKind.AGENT) else set()
     world.ends.clear()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import odyssey
 from benchmarks.coordinator import model
@@ -103,6 +104,21 @@ def test_node_ranks_order_agents_only_if_all_ask_for_different_ones() -> None:
     assert order(2, 0, 1) == [1, 2, 0]
     assert order(0, 0, 0) == [0, 1, 2]
     assert order(None, 0, 1) == [0, 1, 2]
+
+
+def test_an_agent_that_came_late_to_a_job_has_its_node_rank_when_all_start_again() -> None:
+    its = [AgentInfo(i, f"host{i}", 1, 1, node_rank=i) for i in range(3)]
+    back = AgentInfo(3, "host1", 1, 1, node_rank=1)
+    first = JobStarted("train.py", (), 3, 1, 1, "auto", "auto", None, "test", 1, agents=tuple(its), on_loss="continue")
+    replica = replace(model(3), replicas=True)
+    state: State = PlainState()
+    lost = [RankLost(Rank(rank), Cause(CauseKind.ENDED, "ended with the others"), False) for rank in (1, 2)]
+    bodies = [first, Hello(Rank(0), replica, 1), AgentLost(its[1], "gone"), AgentJoined(back)]
+    of_the_lost = RankLost(Rank(1), Cause(CauseKind.AGENT, "its agent was lost"), True)
+    killed = RankLost(Rank(0), Cause(CauseKind.SIGNAL, "SIGKILL", -9), False)
+    for at, body in enumerate([*bodies, of_the_lost, killed, *lost]):
+        state, _ = step(state, Event(float(at), state.world.generation, "test", body))
+    assert state.world.attempt == 1 and dict(state.world.homes) == {0: 0, 1: 3, 2: 2}
 
 
 def join(run_id: str = "", node_rank: int | None = None, version: str = odyssey.__version__) -> Join:
