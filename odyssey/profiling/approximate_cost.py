@@ -22,19 +22,27 @@ from odyssey.runtime.job_spec import JobSpec, precision
 N_ROUNDS = 3
 NO_SUBLAYERS = "no attention and feed-forward are found in it (Job(attention=, feed_forward=) says what they are called)"
 NO_EFFECT = "its attention gets its gradients all the same, or has none (is it compiled, or frozen?)"
+SHARED = "layers share parameters of its attention, and each step of theirs would be another on each holder"
 NO_RESIDUAL = "the residual connection around its attention is within what is called attention"
 
 
-def approximate_cost(module: nn.Module, value: Any, low_rank: LowRank, job_spec: JobSpec) -> ApproximateCost | str:
-    """Measure it for one layer and one micro-batch; `value`: what the layer is given."""
+def approximate_cost(
+    module: nn.Module, value: Any, low_rank: LowRank, job_spec: JobSpec, shared: Iterable[nn.Parameter] = ()
+) -> ApproximateCost | str:
+    """Measure it for one layer and one micro-batch; `value`: what the layer is given; `shared`: what other layers have, too."""
     its = sublayers(module, job_spec.sublayers)
     if not any(its):
         return NO_SUBLAYERS
     try:
         with _input_bytes(its.feed_forward) as given:
-            return _measured(module, value, low_rank, job_spec, given)
+            found = _measured(module, value, low_rank, job_spec, given)
     except Exception as error:  # what a layer does when it is computed again, or without its attention's graph, is its own
         return f"its approximate passes fail: {type(error).__name__}: {error}"
+    if isinstance(found, ApproximateCost) and not {*map(id, shared)}.isdisjoint(
+        map(id, map(module.get_parameter, found.without))
+    ):
+        return SHARED
+    return found
 
 
 @contextmanager

@@ -78,7 +78,8 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
     alone_s = _alone_s(order.chain, stage, copies, inputs, job_spec, groups)
     why_uncut = uncut(stage, copies, inputs, value if is_last else None, job_spec)
     timings = _timings(stage, copies, inputs, job_spec, N_REPEATS)
-    costs = tuple(timing.with_approximate(timing.cost(), order.low_rank, job_spec) for timing in timings)
+    shared = [p for number in copies.shards if number >= len(copies.layers) for p in copies.parameters_of(number).values()]
+    costs = tuple(timing.with_approximate(timing.cost(), order.low_rank, job_spec, shared) for timing in timings)
     slowdown = None
     if len(order.chain) > 1:
         longest = max(timings, key=_Timings.seconds)
@@ -258,11 +259,14 @@ class _Timings:
         self.forward(autocast)
         self.backward()
 
-    def with_approximate(self, cost: LayerCost, low_rank: LowRank | None, job_spec: JobSpec) -> LayerCost:
+    def with_approximate(
+        self, cost: LayerCost, low_rank: LowRank | None, job_spec: JobSpec, shared: Sequence[nn.Parameter]
+    ) -> LayerCost:
         """And its approximate backward, where that is asked for."""
         if low_rank is None:
             return cost
-        return msgspec.structs.replace(cost, approximate=approximate_cost(self._module, self._value, low_rank, job_spec))
+        approximate = approximate_cost(self._module, self._value, low_rank, job_spec, shared)
+        return msgspec.structs.replace(cost, approximate=approximate)
 
     def seconds(self) -> float:
         """All that was measured."""

@@ -14,7 +14,7 @@ from odyssey.errors import JobError
 from odyssey.model.model import Model
 from odyssey.model.sublayers import Names, sublayers
 from odyssey.plan.approximation import ApproximateCost, Approximation, LowRank, Without
-from odyssey.profiling.approximate_cost import NO_EFFECT, NO_RESIDUAL, NO_SUBLAYERS, approximate_cost
+from odyssey.profiling.approximate_cost import NO_EFFECT, NO_RESIDUAL, NO_SUBLAYERS, SHARED, approximate_cost
 from odyssey.runtime.approximate import Approximately, Healthy
 from odyssey.runtime.job_spec import JobSpec
 from tests import models
@@ -207,6 +207,12 @@ def frozen_attention() -> nn.Module:
 )
 def test_what_has_no_approximate_backward_says_why(build: Callable[[], nn.Module], why: str) -> None:
     assert approximate_cost(build().double(), given()[0], LowRank(), SPEC) == why
+
+
+def test_attention_that_layers_share_has_none() -> None:
+    its = block()
+    assert approximate_cost(its, given()[0], LowRank(), SPEC, [its.attention.out.weight]) == SHARED
+    assert isinstance(approximate_cost(its, given()[0], LowRank(), SPEC, [its.feed_forward.up.weight]), ApproximateCost)
 
 
 def test_modules_are_found_by_the_names_that_the_script_gives() -> None:
