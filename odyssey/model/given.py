@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -47,13 +48,33 @@ def check_state(model: nn.Module, where: str) -> None:
 
 def check_layer(layer: nn.Module, where: str) -> None:
     """Raises JobError for one that has to do something else than compute, and cannot do it on whatever ranks hold it."""
-    if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
-        what = f"{where} has a BatchNorm with running statistics, which differ between pipelines"
+    if its := next((module for module in layer.modules() if getattr(module, "track_running_stats", False)), None):
+        what = f"{where} has running statistics ({type(its).__name__}), which differ between pipelines"
         raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False; or odyssey.resilient")
     for name, parameter in layer.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             what = f"{where}: parameter {name} has a hook, which does not come along when the layer is put on other ranks"
             raise JobError(what, "change gradients in forward, with a torch.autograd.Function around the parameter")
+
+
+@contextmanager
+def leaving_as_it_is(layer: nn.Module, name: str) -> Iterator[None]:
+    """Around a forward. Raises JobError if it changes, replaces or makes a parameter or buffer: each rank that holds the layer
+    would have another one."""
+
+    def facts() -> dict[str, tuple[int, int, torch.Size]]:
+        named = chain(layer.named_parameters(), layer.named_buffers())
+        return {its: (id(tensor), tensor._version, tensor.shape) for its, tensor in named}
+
+    before = facts()
+    yield
+    after = facts()
+    if changed := next((its for its in {**before, **after} if before.get(its) != after.get(its)), ""):
+        did = "makes" if changed not in before else "changes"
+        raise JobError(
+            f"the forward of layer {name} {did} its {changed}, which would be another on each rank that holds it",
+            "let it leave parameters and buffers as __init__ has made them, buffers in the largest size that is needed",
+        )
 
 
 def made_optimizer(make: OptimizerFactory, named: Mapping[str, nn.Parameter]) -> Optimizer:

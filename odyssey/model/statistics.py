@@ -16,14 +16,21 @@ from odyssey.errors import JobError
 
 
 class Statistics:
-    """The buffers of `model` that a forward may change."""
+    """The buffers of `model` that a forward may change, and what it may not."""
 
     def __init__(self, model: nn.Module) -> None:
         tracked = [module for module in model.modules() if getattr(module, "track_running_stats", False)]
         own = {id(buffer) for module in tracked for buffer in module.buffers(recurse=False)}
         named = dict(model.named_buffers())
         self._buffers = [buffer for buffer in named.values() if id(buffer) in own]
-        self._others = {name: buffer for name, buffer in named.items() if id(buffer) not in own}
+        self._parameters = dict(model.named_parameters())
+        self._others = {
+            f"{prefix}.{name}".removeprefix("."): (module._buffers, name)
+            for prefix, module in model.named_modules()
+            for name, buffer in module._buffers.items()
+            if id(buffer) not in own
+        }
+        """Where modules have buffers that no forward may change."""
         self._before: list[torch.Tensor] | None = None
         """Their values when the step began; None between steps."""
         self.are_counted = True
@@ -43,21 +50,29 @@ class Statistics:
 
     @contextmanager
     def of_micro_batch(self) -> Iterator[None]:
-        """Around a forward. Raises JobError if it changes another buffer."""
-        versions = {name: buffer._version for name, buffer in self._others.items()}
+        """Around a forward. Raises JobError if it changes another buffer, or a parameter."""
+        facts = self._facts()
         before = self._before or []  # none, where nothing is trained
         for buffer, value in zip(self._buffers, before, strict=False):
             buffer.data.copy_(
                 value
             )  # past autograd: the backward of another micro-batch is still to come, and uses none of them
         yield
-        if changed := [name for name, buffer in self._others.items() if buffer._version != versions[name]]:
-            what = f"loss(batch) changes the model's buffer {changed[0]}, which would be another on each rank"
+        if facts != (now := self._facts()):
+            names = [*(f"parameter {name}" for name in self._parameters), *(f"buffer {name}" for name in self._others)]
+            changed = next(name for name, one, other in zip(names, facts, now, strict=True) if one != other)
+            what = f"loss(batch) changes the model's {changed}, which would be another on each rank"
             raise JobError(what, "change it between steps, alike on all ranks; only running statistics are taken care of")
         if before and self.are_counted:
             changes = [buffer - value for buffer, value in zip(self._buffers, before, strict=True)]
             self.sums[:-1] += torch.cat([change.double().flatten() for change in changes])
             self.sums[-1] += 1
+
+    def _facts(self) -> list[tuple[int, int]]:
+        """By what changes are seen."""
+        buffers = [buffers.get(name) for buffers, name in self._others.values()]
+        facts = [(0, parameter._version) for parameter in self._parameters.values()]
+        return [*facts, *((id(buffer), 0 if buffer is None else buffer._version) for buffer in buffers)]
 
     def take(self) -> None:
         """The step is final, and `sums` are those of all ranks."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from odyssey.model.given import leaving_as_it_is
 from odyssey.model.model import Model
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.schedule import Op, Receive, Send
@@ -111,6 +112,8 @@ class Computation:
         self._generators = Generators(model.device)
         self._n_whole = -(-plan.global_batch // plan.micro_batch)
         """Micro-batches that no plan cuts, so the same number under all plans: no micro-batch's own is the next one."""
+        self._unseen = set() if model.statistics is not None else set(range(len(model.layers)))
+        """Layers whose forward may still turn out to change them."""
         self._approximately = None
         if plan.approximation is not None and worker in plan.approximate:
             self._approximately = Approximately(job_spec.sublayers, plan.approximation.low_rank, plan.approximation.layers)
@@ -215,6 +218,10 @@ class Computation:
         return self._data.get(*key, attempt.groups.waiter.check)
 
     def _call(self, layer: int, value: Any) -> Any:
+        if layer in self._unseen:
+            self._unseen.remove(layer)
+            with leaving_as_it_is(self.model.layers[layer], self.model.specs[layer].name):
+                return self._call(layer, value)
         if self._approximately is None or layer not in self._approximately.layers:
             return self.model.call(layer, value)
         with self._approximately.passing(self.model.layers[layer]):

@@ -186,7 +186,8 @@ class Remembering(torch.nn.Identity):
         ({"micro_batch": -1}, "micro_batch is -1"),
         ({"layers": list}, "layers\\(\\) returned no layers"),
         ({"layers": lambda: [torch.nn.Linear(2, 2), 3]}, "layers\\(\\)\\[1\\] is a int"),
-        ({"layers": lambda: [torch.nn.BatchNorm1d(16)]}, "BatchNorm"),
+        ({"layers": lambda: [torch.nn.BatchNorm1d(16)]}, r"has running statistics \(BatchNorm1d\)"),
+        ({"layers": lambda: [torch.nn.InstanceNorm1d(16, track_running_stats=True)]}, "running statistics .InstanceNorm1d"),
         ({"layers": lambda: [with_hook("register_hook")]}, r"layers\(\)\[0\]: parameter weight has a hook"),
         ({"layers": lambda: [with_hook("register_post_accumulate_grad_hook")]}, "parameter weight has a hook"),
         ({"layers": lambda: [torch.nn.Linear(16, 16), Remembering()]}, "layers\\(\\)\\[1\\] is a Remembering, which keeps"),
@@ -196,6 +197,35 @@ class Remembering(torch.nn.Identity):
 def test_what_cannot_be_trained_is_said_at_once(change, message):
     with pytest.raises(JobError, match=message):
         odyssey.Job(**arguments("mlp", **change))
+
+
+class Changing(torch.nn.Linear):
+    def __init__(self, change):
+        super().__init__(16, 16, dtype=torch.float64)
+        self.register_buffer("kept", torch.zeros(1))
+        self.register_buffer("cached", None, persistent=False)
+        self.change = change
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.change(self)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda its: its.weight.clamp_(-1, 1), "the forward of layer 1.Changing changes its weight"),  # as of max_norm
+        (lambda its: its.kept.add_(1), "layer 1.Changing changes its kept"),
+        (lambda its: setattr(its, "kept", its.kept + 1), "layer 1.Changing changes its kept"),
+        (lambda its: setattr(its, "cached", torch.ones(3)), "layer 1.Changing makes its cached"),
+    ],
+)
+def test_a_layer_whose_forward_changes_it_is_refused_by_name(change, message):
+    given = arguments("mlp", layers=lambda: [*models.build_layers("mlp"), Changing(change)][-2:])
+    job = odyssey.Job(**given)
+    with pytest.raises(JobError, match=message):
+        next(job.steps(1))
 
 
 def accuracy(output, target):

@@ -371,6 +371,19 @@ class Counting(nn.Module):
         return self.linear(x)
 
 
+def replacing(net, x):
+    """It puts another buffer in the place of its own."""
+    net.n_calls = net.n_calls + 1
+    return net.linear(x).sum()
+
+
+def clamping(net, x):
+    """As an embedding does with `max_norm`."""
+    with torch.no_grad():
+        net.linear.weight.clamp_(-1, 1)
+    return net.linear(x).sum()
+
+
 @pytest.mark.parametrize(
     ("loss", "what"),
     [
@@ -378,6 +391,8 @@ class Counting(nn.Module):
         (lambda net, x: net(x), "loss(batch) has shape (2, 1)"),
         (lambda net, x: net(x).sum().detach(), "loss(batch) has no gradient"),
         (lambda net, x: net(x).sum(), "loss(batch) changes the model's buffer n_calls"),
+        (replacing, "loss(batch) changes the model's buffer n_calls"),
+        (clamping, "loss(batch) changes the model's parameter linear.weight"),
     ],
 )
 def test_a_loss_that_would_not_train_is_refused_by_name(loss, what):
