@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import chain
 from numbers import Real
 from typing import Any
@@ -57,18 +56,19 @@ def check_layer(layer: nn.Module, where: str) -> None:
             raise JobError(what, "change gradients in forward, with a torch.autograd.Function around the parameter")
 
 
-@contextmanager
-def leaving_as_it_is(layer: nn.Module, name: str) -> Iterator[None]:
-    """Around a forward. Raises JobError if it changes, replaces or makes a parameter or buffer: each rank that holds the layer
-    would have another one."""
+Seen = Mapping[str, tuple[int, int, torch.Size]]
 
-    def facts() -> dict[str, tuple[int, int, torch.Size]]:
-        named = chain(layer.named_parameters(), layer.named_buffers())
-        return {its: (id(tensor), tensor._version, tensor.shape) for its, tensor in named}
 
-    before = facts()
-    yield
-    after = facts()
+def seen_of(layer: nn.Module) -> Seen:
+    """By which changes of its parameters and buffers are seen."""
+    named = chain(layer.named_parameters(), layer.named_buffers())
+    return {name: (id(tensor), tensor._version, tensor.shape) for name, tensor in named}
+
+
+def check_unchanged(layer: nn.Module, name: str, before: Seen) -> None:
+    """Raises JobError if a forward has changed, replaced or made a parameter or buffer: each rank that holds the layer would
+    have another one."""
+    after = seen_of(layer)
     if changed := next((its for its in {**before, **after} if before.get(its) != after.get(its)), ""):
         did = "makes" if changed not in before else "changes"
         raise JobError(

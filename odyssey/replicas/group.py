@@ -328,7 +328,7 @@ class _Passed(dist.Work):
 
 
 def _fill_noted(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-    """As `fill`, but that autograd does hear of it: here, torch's Gloo copies."""
+    """Put them there as `fill` does, and tell autograd of it, as torch's Gloo does where it copies."""
     fill(tensors, results)
     torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 

@@ -134,8 +134,8 @@ def _group_of_one() -> Any:
     return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options)  # type: ignore[attr-defined]
 
 
-class NothingComes:
-    """The part of a State that is of state which comes to a rank."""
+class NoNewcomers:
+    """The part of a State that has to do with ranks which join: here none does."""
 
     has_adopted = False
 
@@ -153,7 +153,7 @@ class NothingComes:
         return ""
 
 
-class Replica(NothingComes):
+class Replica(NoNewcomers):
     """The State of its session. `seen`: the ranks that the script counts: those that the newest unit was made by."""
 
     def __init__(self, link: AgentLink, n_at_first: int, renumber: Callable[[], None], before: Session[Member] | None) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from odyssey.model.given import leaving_as_it_is
+from odyssey.model.given import check_unchanged, seen_of
 from odyssey.model.model import Model
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.schedule import Op, Receive, Send
@@ -220,8 +220,10 @@ class Computation:
     def _call(self, layer: int, value: Any) -> Any:
         if layer in self._unseen:
             self._unseen.remove(layer)
-            with leaving_as_it_is(self.model.layers[layer], self.model.specs[layer].name):
-                return self._call(layer, value)
+            before = seen_of(self.model.layers[layer])
+            output = self._call(layer, value)
+            check_unchanged(self.model.layers[layer], self.model.specs[layer].name, before)
+            return output
         if self._approximately is None or layer not in self._approximately.layers:
             return self.model.call(layer, value)
         with self._approximately.passing(self.model.layers[layer]):

@@ -67,7 +67,7 @@ class Control:
         """Those in which this rank hands a unit on, whatever its script does meanwhile."""
         self._is_over = False
         self.lost: frozenset[Rank] = frozenset()
-        """As every Pause has told it to a replica."""
+        """Every Pause tells a replica of some more."""
 
     @property
     def phase(self) -> Phase:

@@ -132,7 +132,7 @@ def test_tensors_of_inference_mode_take_sums_in_it_and_outside(make: Callable[[]
 
 
 def test_autograd_does_not_hear_of_a_sum() -> None:
-    """As torch has it: what a backward needs can be summed in place, as long as the script knows what it does."""
+    """Torch lets a script sum in place what a backward needs."""
     factor, value = torch.ones(2), torch.ones(2, requires_grad=True)
     product = value * factor
     final(Sum("all_reduce", [factor], add, 0), 2.0)

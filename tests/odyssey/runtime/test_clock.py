@@ -30,7 +30,7 @@ def test_an_op_that_is_kept_from_its_processor_takes_longer_on_the_wall_alone() 
 
 
 class Event:
-    """Of a device that has none."""
+    """It stands for an event of a device that is not there."""
 
     n_made = n_read = 0
 

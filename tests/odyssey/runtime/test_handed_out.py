@@ -56,7 +56,7 @@ def test_what_nothing_can_be_told_of_may_be_changed(value: Any) -> None:
 
 
 class Samples:
-    """Of numbers that are the same however often they are read, or that depend on what torch draws."""
+    """They are the same however often they are read, or depend on what torch draws."""
 
     def __init__(self, draws: bool) -> None:
         self.draws, self.n_read = draws, 0

@@ -34,7 +34,7 @@ def test_worker_processes_read_what_is_wanted_now_and_are_gone_when_it_is_closed
 
 
 class Panic(BaseException):
-    """As data sets that are written in Rust raise one."""
+    """Data sets that are written in Rust raise such exceptions."""
 
 
 class FailsOnce:

@@ -135,7 +135,7 @@ def test_who_takes_over_reads_on_from_the_newest_snapshot(
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", streams.STATED)
 def test_a_step_that_is_gone_back_to_has_the_snapshots_that_it_had(kind: str, num_workers: int) -> None:
-    """As behind a `load`. What was read of it may be there still, here or in a worker process."""
+    """A `load` goes back so. What was read of it may be there still, here or in a worker process."""
     data = prefetcher(streams.Stream(Pairs(), kind), num_workers)
     assert data.snapshots is not None
     read_alone(data, range(5))
