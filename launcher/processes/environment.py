@@ -124,7 +124,7 @@ class _TimerFile:
             self.path = str(job_dir / f"timers-{os.getpid()}")
 
     def remove(self) -> None:
-        """The job is over, whatever has become of its folder: an error is none of its."""
+        """An error is not told, as the job is over, whatever has become of its folder."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # what cleans such folders may have been faster
         elif self.path:
