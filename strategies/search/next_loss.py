@@ -182,9 +182,13 @@ class Ahead:
         return Then(step_s, self._pause_s(estimate, self._moves_s(plan)))
 
     def ended(self, estimate: Estimate, n_left: int) -> Then:
-        """Started again from a checkpoint, in the best layout for so many."""
+        """Started again from a checkpoint, in the best layout for so many. Its steps are no quicker than those of the plan: no
+        plan is better for leading to a restart, as a layout that is quicker could be taken without a loss."""
         change_s, save_s = self._situation.seconds_to_change, self._situation.profile.recovery.save_s
-        return Then(self._step_of(n_left), self._pause_s(estimate, 0.0), self._start_s() + redone_s(change_s, save_s))
+        step_s = self._step_of(n_left)
+        if step_s is not None:
+            step_s = max(step_s, estimate.step_s)
+        return Then(step_s, self._pause_s(estimate, 0.0), self._start_s() + redone_s(change_s, save_s))
 
     def _start_s(self) -> float:
         """Until a job makes steps again. Where the launcher starts all ranks: of a measured job as long as a process takes to

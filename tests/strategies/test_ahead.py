@@ -109,11 +109,29 @@ def test_where_the_launcher_may_start_all_again_the_last_holder_costs_that_and_n
         assert outlook is not None and candidate.estimate is not None and outlook.share_of_restarts == pytest.approx(1)
         of_one_rank = max(outlook.next_losses, key=lambda loss: loss.share)
         assert of_one_rank.restart_s == pytest.approx((7.0 + 2.0 if can_restart else 900.0) + (2 * 2.0 * 10_000.0) ** 0.5 / 2)
-        assert of_one_rank.step_s == pytest.approx(closed_step_s(known, 4 if can_restart else 3))
+        closed_s = closed_step_s(known, 4 if can_restart else 3)
+        assert closed_s is not None and of_one_rank.step_s == pytest.approx(max(closed_s, candidate.estimate.step_s))
         told[can_restart] = outlook.cost_s, candidate.reason
     assert told[False][0] - told[True][0] == pytest.approx(900.0 - 9.0)
     assert "ends the job in 100 % of cases" in told[False][1] and "start again" not in told[False][1]
     assert "has all ranks start again in 100 % of cases" in told[True][1] and "ends the job" not in told[True][1]
+
+
+def test_no_plan_is_better_for_leading_to_a_restart() -> None:
+    """One micro-batch is quickest on one worker, as stages cost transfers: a restart, which could lead there, is no reason to
+    take more stages."""
+    recovery = Recovery(spawn_s=0.5, save_s=10.0)
+    of = replace(job(6, 6, n_micro_batches=1), recovery=recovery)
+    slow = replace(of, cluster=replace(of.cluster, intra_host=Link(0.1, 1e9), inter_host=Link(0.1, 1e9)))
+    known = situation(slow, None, range(4), seconds_to_change=443.0, aim=Aim(protect=Protect.NONE))
+    objectives = []
+    for layout in ("1x2", "1x3", "1x4"):
+        chosen = best(initial_plan(replace(known, can_restart=True), layout))
+        assert chosen is not None and chosen.estimate is not None and chosen.outlook is not None
+        ended = [loss.step_s for loss in chosen.outlook.next_losses if loss.restart_s > 0 and loss.step_s is not None]
+        assert ended and min(ended) >= chosen.estimate.step_s
+        objectives.append(chosen.estimate.objective)
+    assert objectives == sorted(objectives, reverse=True)
 
 
 @pytest.mark.parametrize("n_workers", [5, 9, 16, 17, 31, 32])
