@@ -33,8 +33,9 @@ demo: $(READY)
 test: $(READY)
 	exec $(TESTS) --limit 3600 -n 3 --dist worksteal $(ARGS)
 
+# `=`: pytest looks for conftest.py beside what it takes for a path.
 soak: $(READY) $(CLIENTS)
-	exec $(TESTS) --limit 14400 -m "soak or hypothesis" --cold --hypothesis-profile random --timeout 1800 --go-on build/soak-passed $(ARGS)
+	exec $(TESTS) --limit 14400 -m "soak or hypothesis" --cold --hypothesis-profile random --timeout 1800 --go-on=build/soak-passed $(ARGS)
 
 gpu-test: $(READY)
 	exec $(TESTS) --limit 3600 -m gpu $(ARGS)
