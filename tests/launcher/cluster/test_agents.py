@@ -416,7 +416,7 @@ def test_a_stopped_zygote_of_another_agent_is_replaced(start: Callable[..., Agen
     _zygote_of(second).suspend()
     assert first.end() == 0 and second.end() == 0, first.lines + second.lines
     assert first.assignments() | second.assignments() == {"0 2 0 0 2", "1 2 1 0 2"}
-    assert any("the zygote was stopped by a signal; another one is started" in line for line in second.lines)
+    assert any("forked from was stopped by a signal; another one is started" in line for line in second.lines)
 
 
 @pytest.mark.soak
