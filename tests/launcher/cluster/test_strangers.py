@@ -715,8 +715,8 @@ class Attacker:
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_job_that_is_under_attack_trains_exactly(start: Callable[..., Agent], tmp_path: Path) -> None:
-    out, n_steps = tmp_path / "out.pt", 500
-    job = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(n_steps), "--pause", "0.1")
+    out, n_steps = tmp_path / "out.pt", 150
+    job = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(n_steps), "--pause", "0.5")
     given = {"script": TRAIN, "backend": "static", "nproc_per_node": 2, "layout": "2x2", "detect": "3s"}
     first, second = (start(*job, "--out", str(out), node_rank=node, **given) for node in range(2))
     first.until(lambda line: line.startswith("step 1 "))
