@@ -70,6 +70,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--ends-with-parent", action="store_true", help="with the process that has started pytest")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--timeout` no test has less, whatever it says itself: the long tests share their machine."""
+    if (least_s := config.getoption("--timeout")) is not None:
+        for item in items:
+            own = item.get_closest_marker("timeout")
+            if own is not None and own.args[0] < least_s:
+                item.add_marker(pytest.mark.timeout(least_s), append=False)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Not for a few tests, which would wait for the templates longer than they win by them."""
     gc.collect()
