@@ -61,7 +61,7 @@ def distribute(shapes: Sequence[Shape], n_micro_batches: int) -> list[int] | Non
     if n_micro_batches < len(shapes):
         return None
     level = _level_s(shapes, n_micro_batches)
-    shares = [max(1, int((level - shape.fill_s) / shape.bottleneck_s)) for shape in shapes]
+    shares = [min(n_micro_batches, max(1, int((level - shape.fill_s) / shape.bottleneck_s))) for shape in shapes]
     while sum(shares) > n_micro_batches:
         worst = max((p for p, share in enumerate(shares) if share > 1), key=lambda p: (shapes[p].seconds(shares[p]), p))
         shares[worst] -= 1
