@@ -141,7 +141,8 @@ class RotatingFile:
         self._start, self._size = stop, 0
         self._open()
         for part in before:
-            part.path.unlink(missing_ok=True)
+            if part.path != older:  # an empty one that it has replaced, where it began
+                part.path.unlink(missing_ok=True)
 
     def _give_up(self, error: OSError) -> None:
         self._close()
