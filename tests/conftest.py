@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is imported and collected
     _set_variables(_own_folder(config))
     if (file := config.getoption("--go-on")) is not None:
-        config.pluginmanager.register(GoingOn(file, code_of(), writes=not hasattr(config, "workerinput")))
+        config.pluginmanager.register(GoingOn(file, code_of(), getattr(config, "workerinput", None)))
     config.stash[_stderr] = os.dup(2)  # as it is outside of tests
     _set_signals()
     os.umask(0o022)

@@ -1,4 +1,4 @@
-"""`--go-on FILE`: a long run of tests that was cut off goes on where it stopped, as long as the code is the same.
+"""`--go-on=FILE`: a long run of tests that was cut off goes on where it stopped, as long as the code is the same.
 
 The first line of FILE says which code it is of; each other one names a test that has passed.
 """
@@ -7,29 +7,43 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import ROOT
 
+_BEFORE = "passed_before"
 PAGES = ("docs/status.md", "docs/internals", "benchmarks/results")
 
 
 class GoingOn:
-    """A plugin of pytest: it leaves out what has passed before, and writes down what passes. Processes of pytest-xdist have one
-    each; that of the process which started them writes."""
+    """A plugin of pytest: it leaves out what has passed before, and writes down what passes.
 
-    def __init__(self, file: Path, code: str, *, writes: bool) -> None:
+    Processes of pytest-xdist have one each. The one that starts them writes, and tells them what it has read: a process that
+    takes the place of one which died has to collect the same tests.
+    """
+
+    def __init__(self, file: Path, code: str, workerinput: Mapping[str, Any] | None) -> None:
+        """`workerinput`: of a process of pytest-xdist, what it was told."""
+        self._file = file
+        self._writes = workerinput is None
+        self._called: set[str] = set()
+        if workerinput is not None:
+            self._before = frozenset(workerinput[_BEFORE])
+            return
         lines = file.read_text().splitlines() if file.exists() else []
         is_same = lines[:1] == [code]
         self._before = frozenset(lines[1:] if is_same else ())
-        self._file = file
-        self._writes = writes
-        self._called: set[str] = set()
-        if writes and not is_same:
+        if not is_same:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"{code}\n")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[_BEFORE] = sorted(self._before)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         left_out = [item for item in items if item.nodeid in self._before]
