@@ -82,10 +82,11 @@ class Launched:
             stderr=subprocess.DEVNULL,
             cwd=ROOT,
         )
+        self._keeps = "--keep-output" not in flags
         self._writer: int | None = None
 
     def begin(self) -> Path:
-        """Wait until every rank waits; answers the job's folder."""
+        """Wait until every rank waits, and the agent has kept what it wrote; answers the job's folder."""
         self._writer = os.open(self.fifo, os.O_RDWR)  # so that no reader meets an end of file
         while not (folders := [f for f in registry.folders() if f.parent == self.fifo.parent / "logs"]):
             assert self.process.poll() is None
@@ -94,7 +95,9 @@ class Launched:
             bodies = [event.body for event in reader.read(folders[0]).events]
             pids = [body.pid for body in bodies if isinstance(body, RankStarted)]
             if len(pids) == 2 and all(_reads(pid, self.fifo) for pid in pids):
-                return folders[0]
+                kept = [log.read_text() for log in folders[0].glob("**/stdout.log")]
+                if not self._keeps or sum(text.endswith("begins\n") for text in kept) == 2:
+                    return folders[0]
             assert self.process.poll() is None
             time.sleep(0.01)
 
