@@ -158,7 +158,8 @@ def test_a_running_job_is_listed_shown_read_and_stopped(
     job = launch("--tee", "3")
     folder = job.begin()
 
-    (line,) = Cli(capsys, "ps", "--json").json
+    while (line := Cli(capsys, "ps", "--json").json[0])["step"] is None:  # as long as the agent has not read of it
+        assert job.process.poll() is None
     assert line["job"] == folder.name and line["agent"] == job.process.pid and line["command"].endswith(str(job.fifo))
     assert (line["n_alive"], line["n_ranks"], line["step"], line["status"]) == (2, 2, 7, "running")
     assert Cli(capsys, "ps").out.splitlines()[1].split()[:2] == [folder.name, "2/2"]
