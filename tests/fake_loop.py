@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import selectors
 
 from launcher.host.loop import Loop
 
@@ -12,6 +13,8 @@ class FakeLoop(Loop):
 
     def __init__(self) -> None:
         super().__init__(lambda: self.now)
+        self._selector.close()
+        self._selector = selectors.PollSelector()  # which has no descriptor: most tests do not close their loop
         self.now = 100.0
 
     def pass_s(self, seconds: float) -> None:

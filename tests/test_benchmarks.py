@@ -169,9 +169,15 @@ def test_accuracy_counts_every_plan_in_one_summary_and_has_quartiles_over_cases(
 
 def test_the_peak_of_a_process_is_what_it_had_since_it_is_watched():
     """The peak of a small process: what another one shares with it, and lets go of meanwhile, is a little."""
-    command = [sys.executable, "-S", "-c", "input(); block = b'x' * (64 << 20); del block; print(flush=True); input()"]
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        "print(flush=True); input(); block = b'x' * (64 << 20); del block; print(flush=True); input()",
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
         trial.watch_peak(process.pid)
         before = trial.peak_bytes(process.pid)
         process.stdin.write(b"\n")

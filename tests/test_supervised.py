@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from tests import ROOT
+from tests.supervised import base36
 
 PATIENCE_S = 60.0
 RUN = """
@@ -20,17 +22,20 @@ import os, signal, subprocess, sys, time
 from tests.supervised import supervise
 
 limit_s = float(sys.argv[2]) if sys.argv[2] else None
+held = [int(fd) for fd in sys.argv[4:]]
 folder = supervise("trial", limit_s=limit_s, ends_with_parent=sys.argv[3] == "with parent")
 sleep = [sys.executable, "-S", "-c", "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); "
          "signal.pause()"]
-alone = subprocess.Popen(sleep, start_new_session=True, env={})
+alone = subprocess.Popen(sleep, start_new_session=True, env={}, pass_fds=held)
 # An orphan in a session of its own, which nobody has waited for.
 middle = "import os, subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True, env={}, " \
-         "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
-orphan = subprocess.run([sys.executable, "-c", middle, *sleep], capture_output=True, text=True, check=True).stdout
+         "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=False).pid)"
+orphan = subprocess.run(
+    [sys.executable, "-c", middle, *sleep], capture_output=True, text=True, check=True, pass_fds=held).stdout
 print(os.getpid(), os.getppid(), alone.pid, int(orphan), folder, flush=True)
 match sys.argv[1]:
     case "end":
+        sys.stdin.readline()
         sys.exit(3)
     case "wait":
         signal.pause()
@@ -45,8 +50,8 @@ class Started:
 
     def __init__(self, how: str, limit_s: str = "", parent: str = "", through: tuple[str, ...] = ()) -> None:
         self.front = subprocess.Popen(
-            [*through, sys.executable, "-c", RUN, how, limit_s, parent], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
+            [*through, sys.executable, "-c", RUN, how, limit_s, parent], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert self.front.stdout is not None
         *pids, folder = self.front.stdout.readline().split()
@@ -73,6 +78,10 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
 
 @pytest.mark.parametrize("started", ["end"], indirect=True)
 def test_it_exits_as_the_run_does_when_nothing_is_left(started: Started) -> None:
+    assert started.front.stdin is not None
+    started.front.stdin.write("\n")
+    started.front.stdin.flush()
+
     assert started.front.wait(PATIENCE_S) == 3
 
     started.leaves_nothing()
@@ -105,13 +114,22 @@ def test_it_ends_with_what_started_it_where_that_is_asked_for(started: Started) 
     started.leaves_nothing()
 
 
-@pytest.mark.parametrize("started", [("wait", "0.5")], indirect=True)
-def test_a_limit_ends_it_with_a_word(started: Started) -> None:
-    assert started.front.wait(PATIENCE_S) == 124
+def test_a_limit_ends_it_with_a_word() -> None:
+    """However far it has come by then: a pipe tells of the end of all that has it."""
+    ours, theirs = os.pipe()
+    front = subprocess.Popen(
+        [sys.executable, "-c", RUN, "wait", "0.5", "", str(theirs)],
+        cwd=ROOT, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[theirs],
+    )  # fmt: skip
+    os.close(theirs)
 
-    assert started.front.stderr is not None
-    assert "trial: not done after" in started.front.stderr.read()
-    started.leaves_nothing()
+    _, said = front.communicate(timeout=PATIENCE_S)
+
+    assert front.returncode == 124
+    assert "trial: not done after" in said
+    assert os.read(ours, 1) == b""
+    os.close(ours)
+    assert list(Path("/tmp").glob(f"odyssey-trial-{base36(front.pid)}-*")) == []
 
 
 # -- pytest itself -----------------------------------------------------------------------------------------------------
@@ -159,8 +177,17 @@ class Inner:
             command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_TOLD": str(told)}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        child, run = map(int, told.read_text().split())
+        child, run = map(int, self._hear(told).split())
         self.child, self.run = psutil.Process(child), psutil.Process(run)
+
+    def _hear(self, told: Path) -> str:
+        """Raises AssertionError if pytest ends before its test begins."""
+        fd = os.open(told, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(fd) as file:
+            while not (line := file.readline()):
+                assert self.front.poll() is None
+                time.sleep(0.01)
+        return line
 
     def leaves_nothing(self) -> tuple[str, str]:
         """Answers what was said."""

@@ -51,7 +51,7 @@ with open(os.environ["PROBES"] + "/" + os.environ.get("RANK", "alone"), "w") as 
     json.dump(found, file)
 """
 TRAIN = """
-import odyssey, torch
+import odyssey, os, signal, torch
 job = odyssey.Job(
     layers=lambda: [torch.nn.Linear(8, 8) for _ in range(4)],
     loss=lambda output, target: ((output - target) ** 2).mean(),
@@ -60,7 +60,8 @@ job = odyssey.Job(
     global_batch=8, micro_batch=2, seed=0,
 )
 for step in job.steps(8):
-    pass
+    if step.index == 4 and job.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -214,7 +215,7 @@ def test_a_job_is_planned_recovered_and_seen_from_inside_such_a_project(python: 
     make_project(scene, 1, body=TRAIN)
     here = {"PYTHONPATH": ".", **cache_of(scene)}
     odyssey = [str(python), "-m", "odyssey_cli"]
-    run = scene.start_command([*odyssey, "run", "--nodes=3", "--drill=step=4 kill=2", "train.py"], env=here)
+    run = scene.start_command([*odyssey, "run", "--nodes=3", "train.py"], env=here)
     assert_each_has_its_own(scene, run, 2)
     assert "rank 2 lost" in run.stderr and "Traceback" not in run.stderr  # also the process that plans ahead has no complaint
 

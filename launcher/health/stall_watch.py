@@ -143,7 +143,7 @@ class StallWatch:
             return
         self._look_later()
         now, living = self._loop.clock(), self._inspection.processes()
-        self._stalls.pass_over(now, samples)
+        self._stalls.pass_over(samples)
         stalled = {rank: at for rank, at in seen.stalled.items() if living.get(rank) is before[rank]}
         if not stalled:
             return

@@ -62,10 +62,26 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class _Life:
+    """`used_s`: the processor seconds from which those since the last sign are counted."""
+
     def __init__(self, now: float) -> None:
-        self.last_sign = self.looked_at = now
+        self.last_sign = now
         self.sample: Sample | None = None
+        self.used_s = 0.0
         self.last_beat: float | None = None
+
+    def take(self, sample: Sample, now: float) -> None:
+        """Processes that have ended take their seconds with them, so a sum may sink."""
+        before, self.sample = self.sample, sample
+        self.used_s = min(self.used_s, sample.processor_s)
+        has_spoken = before is None or (before.written, before.exchanged) != (sample.written, sample.exchanged)
+        if has_spoken or is_a_sign(sample.processor_s - self.used_s, now - self.last_sign):
+            self.last_sign, self.used_s = now, sample.processor_s
+
+    def pass_over(self, sample: Sample) -> None:
+        if self.sample is not None:
+            self.used_s += sample.processor_s - self.sample.processor_s
+            self.sample = sample
 
 
 class Stalls:
@@ -94,9 +110,7 @@ class Stalls:
         silent = False
         for rank, sample in sorted(samples.items()):
             life = self._lives.setdefault(rank, _Life(now))
-            if life.sample is None or _lives(life.sample, sample, now - life.looked_at):
-                life.last_sign = now
-            life.sample, life.looked_at = sample, now
+            life.take(sample, now)
             last, timeout_s = life.last_sign, self._timeout_s
             if life.last_beat is not None:  # the next one may have come too soon after it to be sent
                 last, timeout_s = life.last_beat, self._timeout_s + INTERVAL_S
@@ -115,17 +129,11 @@ class Stalls:
             life.last_sign = now
             life.last_beat = now if life.last_beat is not None else None
 
-    def pass_over(self, now: float, samples: Mapping[Rank, Sample]) -> None:
+    def pass_over(self, samples: Mapping[Rank, Sample]) -> None:
         """What ranks did since the last look was our doing, no sign of life."""
         for rank, sample in samples.items():
             if rank in self._lives:
-                self._lives[rank].sample, self._lives[rank].looked_at = sample, now
-
-
-def _lives(before: Sample, now: Sample, seconds: float) -> bool:
-    """Processes that have ended take their seconds with them, so a sum may sink."""
-    has_spoken = now.written != before.written or now.exchanged != before.exchanged
-    return has_spoken or is_a_sign(now.processor_s - before.processor_s, seconds)
+                self._lives[rank].pass_over(sample)
 
 
 def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[Rank], frozenset[Rank]]:

@@ -87,8 +87,8 @@ class Console:
 
     @property
     def is_idle(self) -> bool:
-        """All is written. The loop is woken when that becomes so."""
-        return self._backlog == 0
+        """All is written, and where that cannot be it was told. The loop is woken when that becomes so."""
+        return self._backlog == 0 and len(self._told) == len(self._failed)
 
     def _on_wake(self, mask: int) -> None:
         assert self._wake is not None

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.launchers import ODYSSEY_RUN, OURS, PATIENCE_S, Run, Scene, scene
+from tests.launchers import ODYSSEY_RUN, OURS, PATIENCE_S, Run, Scene, free_port, scene
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(120)
@@ -109,12 +109,6 @@ def end_by_two(scene: Scene, run: Run) -> None:
     assert "interrupted by Ctrl-C" in run.stderr
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 STUBBORNLY = ("--nproc-per-node=2", "--shutdown-timeout=10000")
 
 
@@ -132,11 +126,11 @@ def test_ranks_that_are_still_to_come_are_not_waited_for(scene: Scene) -> None:
 
 def test_a_restart_that_waits_for_a_stopped_zygote_is_not_waited_for(scene: Scene) -> None:
     run = scene.start(OURS, *STUBBORNLY, "--max-restarts=1", scene.write("train.py", STUBBORN))
-    pids = [int(line) for line in scene.hear(2)]
-    find(scene, lambda process: is_zygote(process) and process.pid not in pids and not serves(process)).suspend()
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=PATIENCE_S)
+    ranks = [psutil.Process(int(line)) for line in scene.hear(2)]
+    find(scene, lambda process: is_zygote(process) and process not in ranks and not serves(process)).suspend()
+    for rank in ranks:
+        rank.kill()
+    psutil.wait_procs(ranks, timeout=PATIENCE_S)
     run.signal(signal.SIGINT)
     assert run.end() == 130
 

@@ -64,7 +64,9 @@ try:
     send(sock, dataclasses.replace(asked(), parent=gone.pid), streams, limit_s=1.0)
 except TimeoutError:
     pass  # nobody tells
-(fork,) = [child.pid for child in psutil.Process().children() if child.pid != pid]
+while not (forks := [child.pid for child in psutil.Process().children() if child.pid != pid]):
+    time.sleep(0.01)
+(fork,) = forks
 _, status = os.waitpid(fork, 0)
 print(os.waitstatus_to_exitcode(status))
 os.kill(pid, signal.SIGKILL)

@@ -56,10 +56,23 @@ def test_a_trickle_of_processor_time_is_no_life() -> None:
     assert watch.look(10.0, {0: Sample(5.05, 0)}).stalled == {0: 0.0}
 
 
+def test_a_little_processor_time_again_and_again_is_life_however_often_one_looks() -> None:
+    watch = Stalls(1.0)
+    for look in range(17):  # a tick of ten milliseconds each
+        assert watch.look(look / 8, {0: Sample(5.0 + look / 100, 0)}).stalled == {}
+
+
+def test_what_a_process_that_has_ended_had_used_is_not_owed() -> None:
+    watch = Stalls(10.0)
+    watch.look(0.0, {0: Sample(50.0, 0)})
+    watch.look(9.0, {0: Sample(5.0, 0)})
+    assert watch.look(12.0, {0: Sample(5.2, 0)}).stalled == {}
+
+
 def test_what_reading_its_stack_cost_a_rank_is_no_life() -> None:
     watch = Stalls(10.0)
     watch.look(0.0, {0: IDLE})
-    watch.pass_over(9.0, {0: Sample(5.5, 100)})
+    watch.pass_over({0: Sample(5.5, 100)})
     assert watch.look(10.0, {0: Sample(5.5, 100)}).stalled == {0: 0.0}
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 
 from launcher.host.group_signals import MEMORY_S, WITNESS_S, GroupSignals
 from tests.fake_loop import FakeLoop
-from tests.launchers import ODYSSEY_RUN, PATIENCE_S, Scene, free_port, scene
+from tests.launchers import ODYSSEY_RUN, PATIENCE_S, Run, Scene, free_port, scene
 
 __all__ = ["scene"]
 FORWARD = "--forward-signals=SIGUSR1,SIGUSR2"
@@ -23,16 +22,18 @@ TELLS = """
 import os, signal, sys
 
 ready = os.open(os.environ["READY"], os.O_WRONLY)
+gate = os.open("gate", os.O_RDONLY)
 def tell(text):
     os.write(ready, f"{os.environ['RANK']} {text}\\n".encode())
 
-def end_soon(number, _):
+def end_at_the_gate(number, _):
     tell(signal.Signals(number).name)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)  # not at once: a second request would be told, too
+    os.read(gate, 1)  # not at once: a second request would be told, too
+    os._exit(0)
 
 for number in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, lambda number, _: tell(signal.Signals(number).name))
-signal.signal(signal.SIGTERM, end_soon)
+signal.signal(signal.SIGTERM, end_at_the_gate)
 """
 WAITS = TELLS + "tell('waits')\nwhile True: signal.pause()\n"
 JOB = (
@@ -51,9 +52,26 @@ for step in job.steps(1_000_000):
 )
 
 
-def send_to_all(pids: Sequence[int], number: signal.Signals) -> None:
+@pytest.fixture
+def let_go(scene: Scene) -> Iterator[Callable[[], None]]:
+    """Have ranks go on that wait at the gate."""
+    os.mkfifo(scene.cwd / "gate")
+    held = [os.open(scene.cwd / "gate", os.O_RDWR)]
+
+    def close() -> None:
+        while held:
+            os.close(held.pop())
+
+    yield close
+    close()
+
+
+def send_to_all(agent: Run, pids: Sequence[int], number: signal.Signals) -> None:
+    """However long it takes: the agent goes on when all have it."""
+    agent.signal(signal.SIGSTOP)
     for pid in pids:
         os.kill(pid, number)
+    agent.signal(signal.SIGCONT)
 
 
 def tree(scene: Scene) -> list[int]:
@@ -73,34 +91,31 @@ def all_got(scene: Scene, number: signal.Signals) -> bool:
 
 
 @pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize(
-    "order", ["agent first", *(pytest.param(order, marks=pytest.mark.soak) for order in ("agent last", "any"))]
-)
-def test_a_signal_to_all_reaches_each_rank_once_and_ends_nobody(scene: Scene, order: str) -> None:
+def test_a_signal_to_all_reaches_each_rank_once_and_ends_nobody(scene: Scene, let_go: Callable[[], None]) -> None:
     options = ["--nproc-per-node=2", FORWARD]
     run = scene.start(ODYSSEY_RUN, *options, scene.write("train.py", WAITS), env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
     scene.hear(2)
     wait_for(lambda: len(tree(scene)) == 7)  # agent, reaper, zygote, store, timers, two ranks
     everybody = tree(scene)
-    pids = sorted(everybody, reverse=order == "agent last")
-    if order == "any":
-        random.Random(4).shuffle(pids)
 
     for _ in range(2):
-        send_to_all(pids, signal.SIGUSR1)
+        send_to_all(run, everybody, signal.SIGUSR1)
         assert all_got(scene, signal.SIGUSR1)
     run.signal(signal.SIGUSR2)  # to the agent alone: it passes it on, after whatever it made of those before
     assert all_got(scene, signal.SIGUSR2)
     assert tree(scene) == everybody
 
-    send_to_all(pids, signal.SIGTERM)
+    send_to_all(run, everybody, signal.SIGTERM)
     assert all_got(scene, signal.SIGTERM)
+    let_go()
     assert run.end() == 143
     assert scene.hears_nothing(0)
 
 
 @pytest.mark.parametrize("is_leader_last", [True, False])
-def test_agents_that_are_all_told_to_end_tell_each_others_ranks_nothing(scene: Scene, is_leader_last: bool) -> None:
+def test_agents_that_are_all_told_to_end_tell_each_others_ranks_nothing(
+    scene: Scene, let_go: Callable[[], None], is_leader_last: bool
+) -> None:
     """As on two nodes of a step, of which one is the last to hear of it."""
     where = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
     script = scene.write("train.py", WAITS)
@@ -109,36 +124,34 @@ def test_agents_that_are_all_told_to_end_tell_each_others_ranks_nothing(scene: S
     member, leader = sorted(agents, key=lambda agent: "leading at" in agent.stderr)
     for agent in (member, leader) if is_leader_last else (leader, member):
         pid = agent.process.pid
-        send_to_all([pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))], signal.SIGTERM)
+        send_to_all(agent, [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))], signal.SIGTERM)
         time.sleep(2 * WITNESS_S)
     assert all_got(scene, signal.SIGTERM)
+    let_go()
     assert [agent.end() for agent in agents] == [143, 143]
     assert scene.hears_nothing(0)
 
 
-def test_a_second_request_to_all_takes_no_time_from_ranks_that_save(scene: Scene) -> None:
+def test_a_second_request_to_all_takes_no_time_from_ranks_that_save(scene: Scene, let_go: Callable[[], None]) -> None:
     """As at a time limit of SLURM, which sends SIGTERM twice."""
     saves = """
 def save(*_):
     tell("saves")
-    with open("let go") as file:
-        file.read()
+    os.read(gate, 1)
     tell("has saved")
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 tell("waits")
 signal.pause()
 """
-    os.mkfifo(scene.cwd / "let go")
     run = scene.start(ODYSSEY_RUN, "--shutdown-timeout=1000", scene.write("train.py", TELLS + saves))
     scene.hear(1)
     agent_and_others = [pid for pid in tree(scene) if not is_rank(pid)]
-    send_to_all(tree(scene), signal.SIGTERM)
+    send_to_all(run, tree(scene), signal.SIGTERM)
     assert scene.hear(1) == ["0 saves"]
-    send_to_all(agent_and_others, signal.SIGTERM)  # the rank's handler is none that is called within itself
+    send_to_all(run, agent_and_others, signal.SIGTERM)  # the rank's handler is none that is called within itself
     time.sleep(2 * WITNESS_S)
-    with (scene.cwd / "let go").open("w"):
-        pass
+    let_go()
     assert scene.hear(1) == ["0 has saved"]
     assert run.end() == 143
 
@@ -147,18 +160,19 @@ def is_rank(pid: int) -> bool:
     return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ").endswith(b"-u train.py")
 
 
-def test_a_job_and_its_planner_outlive_signals_to_all(scene: Scene) -> None:
+def test_a_job_and_its_planner_outlive_signals_to_all(scene: Scene, let_go: Callable[[], None]) -> None:
     options = ["--nodes=2", FORWARD, "--no-display"]
     run = scene.start(ODYSSEY_RUN, *options, scene.write("train.py", JOB))
     assert sorted(line.split()[1] for line in scene.hear(2)) == ["trains", "trains"]
     wait_for(lambda: any(is_planner_that_blocks(pid, signal.SIGUSR1) for pid in tree(scene)))
     everybody = tree(scene)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        send_to_all(everybody, number)
+        send_to_all(run, everybody, number)
         assert all_got(scene, number)
     assert tree(scene) == everybody
     run.signal(signal.SIGTERM)
     assert all_got(scene, signal.SIGTERM)
+    let_go()
     assert run.end() == 143
     assert scene.hears_nothing(0)
 

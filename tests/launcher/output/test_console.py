@@ -30,6 +30,25 @@ def test_the_end_of_a_console_that_was_abandoned_leaves_no_descriptor() -> None:
     loop.close()
 
 
+def test_it_is_not_idle_before_it_has_told_that_its_reader_is_gone() -> None:
+    """Else a job that ends just then would not say so."""
+    loop = Loop(time.monotonic)
+    reader, writer = os.pipe()
+    os.close(reader)
+    told: list[str] = []
+    console = Console(loop, lambda: None, told.append)
+    console.start()
+    console.write(writer, b"a line\n")
+    while console._backlog:
+        assert not console.is_idle
+    while not console.is_idle:
+        loop.turn()
+    assert told == ["standard error cannot be written to any more: broken pipe; ranks go on without it"]
+    os.close(writer)
+    console.close()
+    loop.close()
+
+
 def test_where_nobody_reads_the_end_does_not_wait_and_all_is_closed_when_somebody_does() -> None:
     loop = Loop(time.monotonic)
     reader, writer = os.pipe()

@@ -156,6 +156,7 @@ def starts(tmp_path: Path) -> Iterator[Callable[..., Starts]]:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.usefixtures("cold")  # a fork of what has imported everything is ready before it can be killed
 def test_a_zygote_that_is_killed_while_it_imports_is_replaced(starts: Callable[..., Starts]) -> None:
     it = starts()
     it.start(0)
@@ -164,7 +165,7 @@ def test_a_zygote_that_is_killed_while_it_imports_is_replaced(starts: Callable[.
     assert it.said == ["the process that ranks are forked from was lost; another one is started"]
 
 
-@pytest.mark.usefixtures("cold")  # a fork of what has imported everything is ready before it can be killed
+@pytest.mark.usefixtures("cold")
 def test_a_zygote_that_never_gets_ready_is_done_without(starts: Callable[..., Starts]) -> None:
     it = starts()
     it.start(0)
@@ -210,7 +211,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life, "STOPPED_S", 0.3)
 
 
-@pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("cold", "soon")
 def test_a_zygote_that_is_stopped_while_it_imports_is_replaced(starts: Callable[..., Starts]) -> None:
     it = starts()
     it.start(0)
@@ -240,7 +241,7 @@ def test_what_is_stopped_while_it_forks_is_replaced_and_each_rank_comes_once(
     starts: Callable[..., Starts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The zygote's child that forks the ranks: nobody knows its id, and the zygote itself is in order."""
-    monkeypatch.setattr(spawner, "FORK_IDLE_S", 1.0)
+    monkeypatch.setattr(spawner, "FORK_IDLE_S", 3.0)
     (tmp_path / "sitecustomize.py").write_text(STOPS_FIRST_FORK.format(flag=str(tmp_path / "flag")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     it = starts()
@@ -249,7 +250,8 @@ def test_what_is_stopped_while_it_forks_is_replaced_and_each_rank_comes_once(
     it.waits.look()
     assert it.output(6) == [f"{rank} {rank}\n" for rank in range(6)]
     assert (tmp_path / "flag").exists()
-    assert it.said == ["the process that ranks are forked from has used no processor for 1 s; another one is started"]
+    said = [text for text in it.said if not text.startswith("importing torch")]  # which lasts on a busy machine
+    assert said == ["the process that ranks are forked from has used no processor for 3 s; another one is started"]
 
 
 def test_forks_wait_for_the_next_start_only_when_all_ranks_have_had_time_for_their_first_step(
