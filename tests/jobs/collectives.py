@@ -1,7 +1,8 @@
-"""Every collective of torch.distributed, with what must come of it: `collectives.py RANK:NAME ...`.
+"""Every collective of torch.distributed, with what must come of it: `collectives.py FOLDER RANK:NAME ...`.
 
 Each RANK ends itself before it calls NAME in the second of three rounds. Ranks gather who is there before a collective and
-behind it; what the collective gives must be right for the ranks of before or for those of behind.
+behind it; what the collective gives must be right for the ranks of before or for those of behind. Who ends itself waits until
+all that are there know who is, each tells it by a file in FOLDER: else what it alone may have got would be lost with it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,14 +147,19 @@ COLLECTIVES: dict[str, tuple[Callable[[int], torch.Tensor | None], Callable[[Ran
 
 
 def main() -> None:
-    ends = {(int(rank), name) for rank, name in (text.split(":") for text in sys.argv[1:])}
+    folder = Path(sys.argv[1])
+    ends = {(int(rank), name) for rank, name in (text.split(":") for text in sys.argv[2:])}
     dist.init_process_group("gloo")
     replica = DistributedDataParallel(nn.Linear(1, 1))
     for round_ in range(3):
         for name, (call, expected) in COLLECTIVES.items():
             before = there()
             assert before[dist.get_rank()] == ME
+            if round_ == 1 and name in {name for _, name in ends}:
+                (folder / f"{name}-{ME}").touch()
             if round_ == 1 and (ME, name) in ends:
+                while not all((folder / f"{name}-{rank}").exists() for rank in before):
+                    time.sleep(0.001)
                 os.kill(os.getpid(), signal.SIGKILL)
             result = call(len(before))
             after = there()

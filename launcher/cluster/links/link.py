@@ -108,6 +108,8 @@ class Link:
                 data = self._socket.recv(1 << 16)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                data = b""  # it has gone with something of ours unread
             except OSError as error:
                 self._end(error.strerror or str(error))
                 return

@@ -10,9 +10,10 @@ import torch
 
 from launcher.joblog.events import Draining, Event, GenerationStarted, PlanChosen, RankLost
 from launcher.options import RunOptions
+from perfmodel.profile import profile as profiles
 from strategies.situation import Aim, Protect
 from tests import exactness, reference
-from tests.agent_runs import TRAIN, Ran, nothing_left
+from tests.agent_runs import TRAIN, Ran, nothing_left, profile_of_own_processors
 from tests.held import Held
 
 __all__ = ["nothing_left"]
@@ -38,6 +39,7 @@ def assert_exact(ran: Ran, tmp_path: Path, n_steps: int) -> None:
 
 def test_a_rank_that_was_lost_comes_back_and_has_work_again(tmp_path: Path) -> None:
     """Behind a later step all wait until it is there."""
+    profiles.write(profile_of_own_processors(), tmp_path / "profile.json")
     held = Held(tmp_path / "held", 16)
 
     def watch(event: Event, ran: Ran) -> None:
@@ -45,7 +47,8 @@ def test_a_rank_that_was_lost_comes_back_and_has_work_again(tmp_path: Path) -> N
             held.release()
 
     try:
-        ran = run(tmp_path, 20, ("step=4 kill=2",), *held.arguments, on_event=watch)
+        given = {"strategy": "reroute", "profile": tmp_path / "profile.json"}
+        ran = run(tmp_path, 20, ("step=4 kill=2",), *held.arguments, on_event=watch, **given)
     finally:
         held.release()
     assert_exact(ran, tmp_path, 20)

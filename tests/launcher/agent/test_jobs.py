@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,12 +24,14 @@ from launcher.joblog.events import (
     StoreLost,
 )
 from launcher.options import RunOptions
+from launcher.planning.situations import PlanSearch
 from odyssey.protocol.reports import Committed, Failed
 from perfmodel.profile.profile import Recovery
 from strategies.situation import Aim, Protect
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.exactness import EXACT, N_STEPS
+from tests.held import Held
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
@@ -155,12 +158,28 @@ def test_the_loss_of_zygote_and_store_is_no_loss_of_the_job(tmp_path: Path) -> N
     ran.assert_replays()
 
 
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """Ranks wait behind step 11 until the process that plans ahead has answered."""
+    held = Held(tmp_path / "held", 11)
+    take = PlanSearch._on_process
+
+    def look(search: PlanSearch, mask: int) -> None:
+        take(search, mask)
+        if search._answers and not search._is_due:
+            held.release()
+
+    monkeypatch.setattr(PlanSearch, "_on_process", look)
+    yield held
+    held.release()
+
+
 @pytest.mark.parametrize("strategy", [pytest.param("auto", marks=pytest.mark.soak), "respawn"])
-def test_the_usual_loss_is_looked_up(strategy: str, tmp_path: Path) -> None:
+def test_the_usual_loss_is_looked_up(strategy: str, tmp_path: Path, planned: Held) -> None:
     """The first loss comes when the answers of the process that plans ahead are there: those of the other
     strategies too, where the one that is asked for has no plan, as nothing may be respawned."""
-    slow = ("--steps", "40", "--pause", "0.1")
-    ran = Ran(options(tmp_path, *slow, n_nodes=3, layout="3x1", strategy=strategy, drills=("step=35 kill=1",)))
+    slow = ("--steps", "20", "--pause", "0.1", *planned.arguments)
+    ran = Ran(options(tmp_path, *slow, n_nodes=3, layout="3x1", strategy=strategy, drills=("step=14 kill=1",)))
     assert ran.code == 0
     assert [proposed.ahead for proposed in ran.all(Proposed)] == [False, True]
     ran.assert_replays()
@@ -173,13 +192,15 @@ def test_the_usual_loss_is_looked_up(strategy: str, tmp_path: Path) -> None:
         pytest.param("lose=node1", {2, 3}, id="a node"),
     ],
 )
-def test_a_loss_is_looked_up_that_only_its_like_was_searched_for(drill: str, lost: set[int], tmp_path: Path) -> None:
+def test_a_loss_is_looked_up_that_only_its_like_was_searched_for(
+    drill: str, lost: set[int], tmp_path: Path, planned: Held
+) -> None:
     """Two pipelines on a node each. What is searched for is the loss of rank 0, 1, and node 0."""
-    slow = ("--steps", "40", "--pause", "0.1")
-    wanted = options(tmp_path, *slow, n_nodes=2, n_ranks_per_node=2, layout="2x2", drills=(f"step=35 {drill}",))
+    slow = ("--steps", "20", "--pause", "0.1", *planned.arguments)
+    wanted = options(tmp_path, *slow, n_nodes=2, n_ranks_per_node=2, layout="2x2", drills=(f"step=14 {drill}",))
     ran = Ran(wanted)
     assert ran.code == 0
-    assert ran.steps() == list(range(40))
+    assert ran.steps() == list(range(20))
     assert {loss.rank for loss in ran.all(RankLost)} == lost
     assert [proposed.ahead for proposed in ran.all(Proposed)] == [False, True]
     proposed = ran.all(Proposed)[-1]

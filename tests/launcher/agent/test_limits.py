@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 N_STEPS = 6
 _CAPABILITIES = "-all,+dac_override"
 AT_FIRST = f"""
-import os, psutil, resource, signal, time
+import contextlib, os, psutil, resource, signal, time
 {AHEAD}
 agent = psutil.Process(os.getppid())
 """
@@ -36,7 +36,8 @@ TAKES_THE_LAST_PROCESS = """
                     process.kill()
             for _ in range(2):  # the second time those, too, that were forked while the first one went on
                 for process in (agent, *zygotes()):
-                    resource.prlimit(process.pid, resource.RLIMIT_NPROC, (1, 1))
+                    with contextlib.suppress(ProcessLookupError):
+                        resource.prlimit(process.pid, resource.RLIMIT_NPROC, (1, 1))
             os.kill(os.getpid(), signal.SIGKILL)
 """
 """Nothing that the agent or its zygote forks from now on is granted."""

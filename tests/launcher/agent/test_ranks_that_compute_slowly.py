@@ -15,6 +15,7 @@ from odyssey.plan.plan import Plan
 from odyssey.protocol.reports import Committed
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
+from tests.held import Held
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
@@ -35,10 +36,15 @@ class Paced(Ran):
 
     def __init__(self, folder: Path, slow_until: int | None = None) -> None:
         self._pace, self._slow_until, self._out = folder / "pace", slow_until, folder / "out.pt"
+        self._held = Held(folder / "held", SLOW_FROM)  # so that rank 1 is slow from there on, and not when we are told
         arguments = ("--model", "mlp", "--global-batch", "8", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS))
         arguments += ("--pace", str(self._pace), "--out", str(self._out))
+        arguments += self._held.arguments
         options = RunOptions(TRAIN, arguments, n_nodes=2, layout="2x1", log_dir=folder / "logs", capture_output=True)
-        super().__init__(options)
+        try:
+            super().__init__(options)
+        finally:
+            self._held.release()
 
     def _watch(self, event: Event) -> None:
         super()._watch(event)
@@ -46,6 +52,7 @@ class Paced(Ran):
             match event.body.result.position[0]:
                 case step if step == SLOW_FROM:
                     self._pace.write_text("1")
+                    self._held.release()
                 case step if step == self._slow_until:
                     self._pace.unlink()
 

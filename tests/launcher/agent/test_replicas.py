@@ -263,7 +263,7 @@ def test_every_collective_is_right_for_who_is_there(ends: tuple[str, ...], tmp_p
     ran = Ran(
         RunOptions(
             script=str(ROOT / "tests" / "jobs" / "collectives.py"),
-            arguments=ends,
+            arguments=(str(tmp_path), *ends),
             n_ranks_per_node=N_RANKS,
             log_dir=tmp_path / "logs",
             capture_output=True,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.launcher.cluster.test_agents import Agent, start
+from tests.launchers import free_port
 
 __all__ = ["start"]
 pytestmark = pytest.mark.timeout(120)
@@ -43,7 +44,7 @@ def test_an_agent_is_killed_while_others_are_awaited(start: Callable[..., Agent]
 
 def test_an_agent_begins_at_an_endpoint_whose_first_agent_is_lost_before_it_took_others_in(start: Callable[..., Agent]) -> None:
     """Somebody has the endpoint when it comes, as one that is about to listen beside it, and has gone without a word."""
-    gone = socket.create_server(("127.0.0.1", 0))
+    gone = socket.create_server(("127.0.0.1", free_port()))
     given = GIVEN | {"nnodes": "2", "rdzv_endpoint": f"127.0.0.1:{gone.getsockname()[1]}"}
     first = start(*PROGRAM, **given)
     first.until(lambda line: "waiting for the leading agent at" in line)

@@ -103,6 +103,23 @@ class End:
 A, B = Keys(b"a" * 32, b"b" * 32), Keys(b"b" * 32, b"a" * 32)
 
 
+@pytest.mark.parametrize("has_read", [True, False])
+def test_that_the_other_side_is_gone_is_told_alike_whatever_it_had_read(loop: FakeLoop, has_read: bool) -> None:
+    """The kernel tells a close with something unread by a reset."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    ours.setblocking(False)
+    end, peer = End(loop, ours, A), Peer(theirs, B)
+    end.link.send(b"a word")
+    if has_read:
+        assert peer.hear_frame() == b"a word"
+    theirs.close()
+    while not end.ends:
+        turn(loop)
+    assert end.ends == ["connection closed"]
+
+
 @pytest.mark.parametrize("what", ["changed", "again", "left out", "too long", "another's", "cut"])
 def test_a_frame_that_is_not_the_next_one_of_the_other_side_ends_the_link(loop: FakeLoop, what: str) -> None:
     ours, theirs = connected()
