@@ -78,13 +78,11 @@ class _Tail:
     """A Poisson variable N."""
 
     def __init__(self, mean: float) -> None:
+        from scipy.special import gammainc
+
         self._mean = mean
-        self._above = [-math.expm1(-mean)]
+        self._gammainc = gammainc
 
     def above(self, j: int) -> float:
-        """P(N > j)."""
-        while len(self._above) <= j:
-            n = len(self._above)
-            exactly = math.exp(n * math.log(self._mean) - self._mean - math.lgamma(n + 1)) if self._mean > 0 else 0.0
-            self._above.append(max(0.0, self._above[-1] - exactly))
-        return self._above[j]
+        """P(N > j): that the (j + 1)-th of events, one in a unit of time, comes before the mean."""
+        return float(self._gammainc(j + 1, self._mean))

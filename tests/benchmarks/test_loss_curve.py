@@ -59,11 +59,11 @@ def test_the_picture_in_the_docs_is_of_what_was_recorded():
 @pytest.mark.timeout(300)
 def test_both_launchers_train_the_same_and_only_torchrun_repeats_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(MEMORY, str(tmp_path))
-    sizes = Sizes(n_steps=24, n_before=15, n_between=10)
+    sizes = Sizes(n_steps=60, n_before=35, n_between=30)
     curves = {case: loss_curve.measure(case, sizes) for case in ("odyssey", "torchrun")}
-    assert [point.step for point in curves["odyssey"].points] == [*range(24)]
+    assert [point.step for point in curves["odyssey"].points] == [*range(60)]
     finished = curves["torchrun"].n_finished
-    assert finished >= 15
-    assert [point.step for point in curves["torchrun"].points[-14:]] == [*range(10, 24)]
+    assert finished >= 35
+    assert [point.step for point in curves["torchrun"].points[-30:]] == [*range(30, 60)]
     assert curves["torchrun"].n_again >= 5
     assert loss_curve.summarise(curves["odyssey"], curves["torchrun"])["loss_curve_most_off"] < 1e-4

@@ -18,7 +18,8 @@ from tests.jobs.brief import measure_briefly
 from tests.jobs.resumed import write
 from tests.jobs.train import make_optimizer
 
-N_STEPS = 8
+N_STEPS = 30
+"""Enough for a drill at the fourth, whose agent may be late."""
 GIVEN = {"global_batch": 12, "micro_batch": 2, "seed": 3, "clip_norm": 0.5}
 SIZES = {"vocab_size": 17, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 TOKENS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}

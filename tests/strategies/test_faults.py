@@ -353,7 +353,7 @@ def test_a_real_job_goes_on_without_the_strategy_that_fails(tmp_path: Path) -> N
         shutil.copytree(ROOT / package, tmp_path / package)
     (tmp_path / "strategies" / "toy.py").write_text(faulty("return 1 / 0"))
     drills = [word for step, rank in ((4, 2), (60, 3)) for word in ("--drill", f"step={step} kill={rank}")]
-    arguments = ["--nodes", "4", "--layout", "4x1", "--log-dir", "logs", *drills, TRAIN, "--pause", "0.05", "--steps", "64"]
+    arguments = ["--nodes", "4", "--layout", "4x1", "--log-dir", "logs", *drills, TRAIN, "--pause", "0.05", "--steps", "90"]
     ran = subprocess.run(
         [sys.executable, "-m", "odyssey_cli", "run", *arguments],
         cwd=tmp_path,

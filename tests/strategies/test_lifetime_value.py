@@ -64,6 +64,13 @@ def test_a_time_without_losses_is_all_training_but_for_the_pause() -> None:
     assert spent(1, lambda _: Stay(300.0, 0.0), lambda _: [], 10.0, 100.0)[1].training_s == 0
 
 
+@pytest.mark.parametrize("n_losses", [0.5, 2700, 3000, MOST_LOSSES])
+def test_all_of_a_time_is_spent_however_many_losses_it_has(n_losses: float) -> None:
+    """Chances of single losses that are summed up come to no end of more than some thousand."""
+    ((_, seconds),) = spent(1, lambda _: Stay(0.0, 0.0), lambda _: [], 1.0, n_losses).items()
+    assert seconds.there_s == pytest.approx(n_losses)
+
+
 # -- plans ---------------------------------------------------------------------------------------------------------------
 
 

@@ -186,8 +186,12 @@ def test_one_member_says_how_to_connect_and_the_others_ask() -> None:
 # -- whole jobs ----------------------------------------------------------------------------------------------------------
 
 
+N_STEPS = 30
+"""Enough for a drill at the sixth, whose agent may be late."""
+
+
 def options(tmp_path: Path, script: str = TRAIN, **rest: object) -> RunOptions:
-    arguments = ("--steps", "10", "--pause", "0.05")
+    arguments = ("--steps", str(N_STEPS), "--pause", "0.05")
     return RunOptions(script, arguments, log_dir=tmp_path / "logs", capture_output=True, **rest)  # type: ignore[arg-type]
 
 
@@ -207,7 +211,7 @@ def test_what_a_stranger_puts_into_the_store_is_nothing_to_a_job(tmp_path: Path)
     wanted = options(tmp_path, n_nodes=3, layout="3x1", drills=("step=5 kill=2",), master_port=port)
     ran = Ran(wanted, spoil)
     assert strangers and ran.code == 0
-    assert ran.steps() == list(range(10))
+    assert ran.steps() == list(range(N_STEPS))
     assert [lost.rank for lost in ran.all(RankLost)] == [2] and len(ran.all(GenerationStarted)) == 2
 
 
@@ -232,7 +236,7 @@ def test_a_build_that_nonsense_has_broken_is_done_again(tmp_path: Path) -> None:
     script.write_text(OFFERS_NONSENSE.format(root=str(ROOT)))
     ran = Ran(options(tmp_path, str(script), n_nodes=3, layout="3x1", drills=("step=5 kill=2",)))
     assert ran.code == 0, ran.text("stderr")
-    assert ran.steps() == list(range(10))
+    assert ran.steps() == list(range(N_STEPS))
     assert "rank 1 does not say where it listens" in ran.all(Broken)[0].what
     assert [lost.rank for lost in ran.all(RankLost)] == [2]
 
@@ -243,6 +247,6 @@ def test_a_job_of_two_agents_on_an_ipv6_endpoint_starts_and_recovers(start: Call
         port = trial.getsockname()[1]
     given = {"rdzv_endpoint": f"[::1]:{port}", "nproc_per_node": 2, "layout": "2x2", "max_restarts": 1, "script": TRAIN}
     drill = {"drill": "step=5 kill=1"}
-    agents = [start("--steps", "10", "--pause", "0.05", **given, **drill) for _ in range(2)]
+    agents = [start("--steps", str(N_STEPS), "--pause", "0.05", **given, **drill) for _ in range(2)]
     assert [agent.end() for agent in agents] == [0, 0], agents[0].lines + agents[1].lines
     assert any("recovered in" in line for line in agents[0].lines + agents[1].lines)

@@ -15,6 +15,7 @@ from odyssey.protocol.reports import Committed
 from strategies.rebalance import slow as propose
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
+from tests.held import Held
 from tests.mini_agent import Forks, MiniAgent, forks
 
 __all__ = ["forks", "nothing_left"]
@@ -49,13 +50,15 @@ def has_a_shorter_pipeline(plan: Plan, before: Plan) -> bool:
 def test_what_is_done_about_a_slow_rank_changes_no_number(
     forks: Forks, is_wanted: Callable[[Plan, Plan], bool], tmp_path: Path
 ) -> None:
-    arguments = (*exactness.EXACT, "--model", "tied", "--out", str(tmp_path / "out.pt"))
+    later = Held(tmp_path / "later", 2)  # they would end before they hear of the pause
+    arguments = (*exactness.EXACT, "--model", "tied", "--out", str(tmp_path / "out.pt"), *later.arguments)
     agent = MiniAgent(forks, 4, Path(TRAIN), *arguments)
     try:
         agent.start("2x2")
         agent.go()
         agent.wait(Committed, 0, when=lambda report: report.result.position == (1, 0))
         held = {rank: frozenset(report.held) for rank, report in agent.pause().items()}
+        later.release()
         state = replace(agent.situation(held, agent.profile), slow={3: 3.0})
         before = state.plan
         assert before is not None

@@ -15,6 +15,7 @@ from odyssey.protocol.reports import Committed
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS
+from tests.held import Held
 from tests.mini_agent import Forks, MiniAgent, forks
 
 __all__ = ["forks", "nothing_left"]
@@ -66,7 +67,8 @@ def test_a_split_backward_is_exact(
 def test_a_rank_that_is_killed_under_a_split_backward_changes_no_number(
     agent_of: Callable[..., MiniAgent], strategy: str, tmp_path: Path
 ) -> None:
-    agent = agent_of("--out", tmp_path / "out.pt")
+    later = Held(tmp_path / "later", 2)  # they would end before they hear of the pause
+    agent = agent_of("--out", tmp_path / "out.pt", *later.arguments)
     agent.measure()
     agent.prepare(agent.split(agent.first_plan("2x2"), 2.0))
     agent.go()
@@ -74,6 +76,7 @@ def test_a_rank_that_is_killed_under_a_split_backward_changes_no_number(
     agent.kill(3)  # wherever it is in the next step
 
     plan = agent.replan(strategy, agent.pause())
+    later.release()
     if strategy == "repartition":
         plan = agent.split(replace(plan, schedule=Schedule()), None)
     agent.prepare(plan)

@@ -21,6 +21,7 @@ from strategies.search import answer, best
 from tests import exactness, models, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import N_STEPS
+from tests.held import Held
 from tests.mini_agent import Forks, MiniAgent, forks
 
 __all__ = ["forks", "nothing_left"]
@@ -102,7 +103,8 @@ def test_a_rank_that_is_killed_changes_no_number(
     agent_of: Callable[..., MiniAgent], strategy: str, moment: int, tmp_path: Path
 ) -> None:
     """In whole micro-batches before, cut behind; then again cut otherwise, or routed."""
-    agent = agent_of("--out", tmp_path / "out.pt")
+    later = Held(tmp_path / "later", moment + 1)  # they would end before they hear of the pause
+    agent = agent_of("--out", tmp_path / "out.pt", *later.arguments)
     agent.measure()
     plan = agent.first_plan("2x2")
     agent.prepare(plan if moment == 2 else cut_into(plan, (9, 13)))
@@ -111,6 +113,7 @@ def test_a_rank_that_is_killed_changes_no_number(
     agent.kill(3)  # wherever it is in the next step
 
     plan = agent.replan(strategy, agent.pause())
+    later.release()
     if not plan.is_cut:
         n = len(plan.pipelines)
         plan = cut_into(plan, (GLOBAL_BATCH,) if n == 1 else (7, GLOBAL_BATCH - 7) if n == 2 else (7, 9, GLOBAL_BATCH - 16))
@@ -156,7 +159,8 @@ def test_the_search_cuts_by_itself_and_goes_on_whole_where_that_is_as_good(
     agent_of: Callable[..., MiniAgent], tmp_path: Path
 ) -> None:
     """Six micro-batches: of four ranks some would have two, with eight samples where six are enough; three have two each."""
-    agent = agent_of("--out", tmp_path / "out.pt")
+    later = Held(tmp_path / "later", 2)  # they would end before they hear of the pause
+    agent = agent_of("--out", tmp_path / "out.pt", *later.arguments)
     agent.measure()
     assert agent.profile.uncut == ""
     plan = agent.first_plan("4x1")
@@ -166,6 +170,7 @@ def test_the_search_cuts_by_itself_and_goes_on_whole_where_that_is_as_good(
     agent.wait(Committed, 0, when=lambda report: report.result.position == (1, 0))
     agent.kill(3)
     plan = agent.replan("shrink", agent.pause())
+    later.release()
     assert not plan.is_cut and len(plan.pipelines) == 3
     agent.prepare(plan)
     agent.go()
