@@ -346,7 +346,7 @@ def test_random_faults_change_nothing(seed, tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(5400)
+@pytest.mark.timeout(10_800)
 def test_a_thousand_random_faults_change_nothing(tmp_path):
     """ODYSSEY_SOAK_SEED=17: that job alone. ODYSSEY_SOAK_FAULTS: how many instead of a thousand, from the seed on."""
     seed = os.environ.get("ODYSSEY_SOAK_SEED")
@@ -364,7 +364,7 @@ def test_a_thousand_random_faults_change_nothing(tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(5400)
+@pytest.mark.timeout(10_800)
 def test_a_hundred_and_fifty_protected_jobs_change_nothing(tmp_path: Path) -> None:
     """ODYSSEY_SOAK_SEED: of the first. A failing one again: `python -m tests.soak SEED --protected 1`."""
     seed = int(os.environ.get("ODYSSEY_SOAK_SEED", "40000"))
@@ -375,7 +375,7 @@ def test_a_hundred_and_fifty_protected_jobs_change_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(5400)
+@pytest.mark.timeout(10_800)
 def test_three_hundred_random_sequences_of_changes_change_nothing(tmp_path: Path) -> None:
     """ODYSSEY_SOAK_SEED: of the first, else it is drawn. ODYSSEY_SOAK_SEQUENCES: how many instead of 300. A failing one, by the
     seed that its line names, again: `python -m tests.soak SEED --sequences 1`."""
@@ -451,7 +451,7 @@ def _report(total: Total, machine: report.Machine) -> report.Report:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(10_800)
 @pytest.mark.parametrize("kind", ["ddp", "resilient"])
 def test_a_hundred_and_fifty_jobs_of_scripts_with_their_own_loops_are_exact(tmp_path, kind):
     """A failing one, by the seed that its line names, again: `python -m tests.soak SEED --ddp 1`, or `--resilient 1`."""
