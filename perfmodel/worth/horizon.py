@@ -53,19 +53,16 @@ def spent(
     """
     if horizon_s > MOST_LOSSES * change_s:
         raise ValueError(f"{horizon_s / change_s:.3g} losses, expected at most {MOST_LOSSES}")
-    whole = _Tail(horizon_s / change_s)
-    tails: dict[float, _Tail] = {}
     found: dict[T, tuple[float, float]] = {}
     chances, n_struck = {start: 1.0}, 0
-    while chances and whole.above(n_struck) > _NOTHING:
+    while chances and (more := _chance_of_more(n_struck, horizon_s / change_s)) > _NOTHING:
         later: defaultdict[T, float] = defaultdict(float)
         for state, chance in chances.items():
             pause_s, hit = stay(state)
-            if pause_s not in tails:
-                tails[pause_s] = _Tail(max(0.0, horizon_s - pause_s) / change_s)
             there, training = found.get(state, (0.0, 0.0))
             unhit = chance * math.exp(-hit * pause_s / change_s)
-            found[state] = there + chance * whole.above(n_struck), training + unhit * tails[pause_s].above(n_struck)
+            more_then = _chance_of_more(n_struck, max(0.0, horizon_s - pause_s) / change_s)
+            found[state] = there + chance * more, training + unhit * more_then
             later[state] += chance * (1 - hit)
             for part, following in after(state):
                 later[following] += chance * hit * part
@@ -74,15 +71,8 @@ def spent(
     return {state: Spent(change_s * there, change_s * training) for state, (there, training) in found.items()}
 
 
-class _Tail:
-    """A Poisson variable N."""
+def _chance_of_more(n: int, mean: float) -> float:
+    """P(N > n), N Poisson of this mean: that the (n + 1)-th of events, one in a unit of time, comes before `mean`."""
+    from scipy.special import gammainc
 
-    def __init__(self, mean: float) -> None:
-        from scipy.special import gammainc
-
-        self._mean = mean
-        self._gammainc = gammainc
-
-    def above(self, j: int) -> float:
-        """P(N > j): that the (j + 1)-th of events, one in a unit of time, comes before the mean."""
-        return float(self._gammainc(j + 1, self._mean))
+    return float(gammainc(n + 1, mean))

@@ -1,8 +1,8 @@
 """Every collective of torch.distributed, with what must come of it: `collectives.py FOLDER RANK:NAME ...`.
 
 Each RANK ends itself before it calls NAME in the second of three rounds. Ranks gather who is there before a collective and
-behind it; what the collective gives must be right for the ranks of before or for those of behind. Who ends itself waits until
-all that are there know who is, each tells it by a file in FOLDER: else what it alone may have got would be lost with it.
+behind it; what the collective gives must be right for the ranks of before or for those of behind. A rank that ends itself waits
+until each has told by a file in FOLDER that it knows who is there: else nobody may be left who does.
 """
 
 from __future__ import annotations
@@ -149,13 +149,14 @@ COLLECTIVES: dict[str, tuple[Callable[[int], torch.Tensor | None], Callable[[Ran
 def main() -> None:
     folder = Path(sys.argv[1])
     ends = {(int(rank), name) for rank, name in (text.split(":") for text in sys.argv[2:])}
+    names = {name for _, name in ends}
     dist.init_process_group("gloo")
     replica = DistributedDataParallel(nn.Linear(1, 1))
     for round_ in range(3):
         for name, (call, expected) in COLLECTIVES.items():
             before = there()
             assert before[dist.get_rank()] == ME
-            if round_ == 1 and name in {name for _, name in ends}:
+            if round_ == 1 and name in names:
                 (folder / f"{name}-{ME}").touch()
             if round_ == 1 and (ME, name) in ends:
                 while not all((folder / f"{name}-{rank}").exists() for rank in before):
