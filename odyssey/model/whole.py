@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from odyssey.errors import JobError
 from odyssey.model import given
+from odyssey.model.attributes import Attributes
 from odyssey.model.dtensors import part_of
 from odyssey.model.given import check_state, in_words, needs_closure
 from odyssey.model.loss_scale import LossScale, ScalersScale, enabled
@@ -110,6 +111,7 @@ class Whole(Model):
         """Those of the parameters when the first step began."""
         self.replay: WholeReplay = WholeReplay(self._copy_in)
         self.statistics: Statistics = Statistics(model)
+        self._attributes = Attributes(model)
         layer = Loss(model, loss, self.statistics)
         make_scheduler = None if scheduler is None else lambda its: scheduler
         super().__init__(lambda: self._as_layers(layer), lambda parameters: optimizer, make_scheduler, device, 0)
@@ -184,18 +186,26 @@ class Whole(Model):
     def hold_built(self, layers: Iterable[int]) -> None:
         """Hold what the script has made, with its values."""
         self.is_as_built = False
+        self._begin()
         self._take(frozenset(layers))
+
+    def _begin(self) -> None:
+        """What the script has made is what this rank begins with, but for gradients that its own backward has left: a step
+        that others have begun would go on with them."""
+        self._attributes.begin()
+        for parameter in self._given.parameters():
+            parameter.grad = None
 
     def keep_only(self, layers: Iterable[int]) -> None:
         """The script's objects stay in any case."""
         self._take(self.held & frozenset(layers))
 
     def export(self, layer: int) -> dict[str, Any]:
-        """With the modes that the loop has set its modules to."""
-        return {**super().export(layer), "modes": self._modes()}
+        """With what the loop has set its modules to."""
+        return {**super().export(layer), "modes": self._modes(), "attributes": self._attributes.changed()}
 
     def shard_state(self, number: int) -> dict[str, Any]:
-        """With the same."""
+        """With the modes."""
         return {**super().shard_state(number), "modes": self._modes()}
 
     def _modes(self) -> list[bool]:
@@ -205,6 +215,7 @@ class Whole(Model):
         """Copy a state into the script's objects; once more when the script has passed the units of others."""
         self.replay.arrived(state)
         self.is_as_built = False
+        self._begin()
         self.read_on(state["reading"])
         self._take(frozenset({layer}))
         self._copy_in(state)
@@ -218,6 +229,7 @@ class Whole(Model):
         self.shards[self.own].load_progress(state["progress"][self.own])
         for module, mode in zip(self._given.modules(), state["modes"], strict=True):
             module.training = mode
+        self._attributes.put(state["attributes"])
 
     def _shard(self, number: int, layers: frozenset[int]) -> StateShard:
         return StateShard(self._named(number, layers), self._optimizer, self._scheduler, self._extra)

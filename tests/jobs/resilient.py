@@ -6,6 +6,7 @@
     plateau    a scheduler that the loop steps with the loss
     clamped    the loop clamps the weights, and sets gradients to None as plain loops do
     frozen     the loop ends dropout behind step 4
+    eased      the loop has dropout leave out less behind step 4
     padded     samples of different lengths, by a `collate` of the script's own
     tokens     the same, with a loss that is a mean over the points that are no padding, each of which counts alike in a step
     scaled     gradients that pass through float16, of a loss whose scale is too large at first
@@ -20,6 +21,10 @@ Not among VARIANTS are those that evaluate the average behind each step:
     evaluated  as `average`; the evaluation is given the weights
     stale      as `evaluated`, by the tensors that there are when it is called
     swapped    as `average`; the loop swaps them in by hand, for an evaluation and two more calls
+
+And those whose model
+
+    strict     objects to a first layer whose two halves are alike, as they are where nobody has sent the other shard
 
 With `/N` behind it the model is sharded by torch over N ranks (odyssey.shard_mesh).
 With `+KIND` or `+KIND+N` behind that its data can only be iterated over (tests/streams.py), by N worker processes.
@@ -58,6 +63,7 @@ VARIANTS = (
     "plateau",
     "clamped",
     "frozen",
+    "eased",
     "padded",
     "tokens",
     "scaled",
@@ -126,7 +132,7 @@ class Average:
 
 def model(variant: str) -> nn.Module:
     torch.manual_seed(3 + int(os.environ.get("RANK", "0")) if variant == "unlike" else 3)
-    middle: nn.Module = nn.Dropout(0.2) if variant in ("plain", "frozen") else nn.Identity()
+    middle: nn.Module = nn.Dropout(0.2) if variant in ("plain", "frozen", "eased") else nn.Identity()
     if variant == "batchnorm":
         middle = nn.BatchNorm1d(16, eps=0.1)
     return nn.Sequential(nn.Linear(6, 16), middle, nn.Tanh(), nn.Linear(16, 1)).double().to(DEVICE)
@@ -199,6 +205,8 @@ class Loop:
             self._optimizer.zero_grad()
         if self._variant == "frozen" and step == 4:
             self._net[1].eval()
+        if self._variant == "eased" and step == 4:
+            self._net[1].p = 0.05
 
 
 def scheduler(its_optimizer: torch.optim.Optimizer, variant: str) -> Any:
@@ -226,6 +234,8 @@ def main() -> None:
     out = Path(folder)
     rank = os.environ.get("RANK", "0")
     net = model(variant)
+    if variant == "strict":
+        net[0].register_forward_hook(object_to_halves_that_are_alike)
     if n_shards:
         shard(net, int(n_shards))
     ready(net, variant)
@@ -327,6 +337,12 @@ def shard(net: nn.Module, n: int) -> None:
     mesh = odyssey.shard_mesh(n)
     fully_shard(net[0], mesh=mesh)
     fully_shard(net, mesh=mesh)
+
+
+def object_to_halves_that_are_alike(layer: nn.Module, *_: Any) -> None:
+    first, second = layer.weight.chunk(2)
+    if torch.equal(first, second):
+        raise ValueError("the halves are alike")
 
 
 def disturb(net: nn.Module, its_optimizer: torch.optim.Optimizer, at: Callable[[str], None]) -> None:

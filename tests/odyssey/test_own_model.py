@@ -19,6 +19,7 @@ from odyssey.model.whole import Whole
 from odyssey.runtime.computation import on_device
 from tests import ROOT, resilient_reference
 from tests.jobs import resilient as job
+from tests.moved import moved
 from tests.resilient_reference import differences
 
 
@@ -287,9 +288,9 @@ def trained(held: Whole, optimizer: torch.optim.Optimizer, loop: job.Loop) -> No
     loop.behind(4, 0.5)
 
 
-@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau", "frozen"])
+@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau", "frozen", "eased"])
 def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
-    _, optimizer, loop, held = whole(variant)
+    net, optimizer, loop, held = whole(variant)
     trained(held, optimizer, loop)
     state = digest(held.shard_state(0))
     with held.unchanged():
@@ -298,11 +299,15 @@ def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
         assert digest(copies.shard_state(0)) != state
     assert digest(held.shard_state(0)) == state
 
-    _, _, its_loop, other = whole(variant)
+    its_net, _, its_loop, other = whole(variant)
     its_loop.behind(0, 0.1)
+    for parameter in its_net.parameters():
+        parameter.grad = torch.ones_like(parameter)  # as a backward of its script's own leaves
     other.replay.joining()
-    other.adopt(0, held.export(0))
+    other.adopt(0, moved(held.export(0)))
     assert digest(other.shard_state(0)) == state
+    assert its_net[1].__dict__.get("p") == net[1].__dict__.get("p")
+    assert not any(parameter.grad is not None for parameter in its_net.parameters()), "others' sums do not go on with it"
     for pass_a_unit in (other.replay.replaying, other.replay.replaying, other.replay.replayed):
         its_loop.behind(4, 0.5)  # as a script does for a unit of the others
         pass_a_unit()

@@ -35,6 +35,7 @@ VARIANTS = {
         "plateau",
         "clamped",
         "frozen",
+        "eased",
         "padded",
         "scaled",
         "compiled",
