@@ -56,6 +56,9 @@ class Peers:
     def settle(self) -> None:
         """It is over, forward and back."""
 
+    def interrupted(self) -> None:
+        """An exception ends it in its midst. What the script objects to may be of no worth: raises Cut then."""
+
 
 class Model:
     """All layers of the job, as far as this rank holds them: `held` is which, `shards` what they consist of."""

@@ -32,7 +32,7 @@ from odyssey.model.whole import Loss, Whole
 class ShardedPeers(Peers):
     """The ranks of the copy. `group`: torch's of them (odyssey/sharding/group.py); `parts`: the modules that are sharded."""
 
-    def __init__(self, group: Peers, parts: Sequence[FSDPModule]) -> None:
+    def __init__(self, group: Any, parts: Sequence[Any]) -> None:
         self._group = group
         self._parts = parts
 
@@ -51,6 +51,16 @@ class ShardedPeers(Peers):
         """A pass is over, and nothing of it is left. Raises Cut if communication ended within it."""
         self.reshard()
         self._group.settle()
+
+    def interrupted(self) -> None:
+        """An exception ends a pass in its midst. Raises Cut if communication had ended before, and torch can be left as
+        behind a pass (2.13 can): what the script objects to may be of no worth."""
+        if self._group.is_cut and all(hasattr(module, "reset_iter_state") for module in self._parts):
+            within = {part for module in self._parts for part in module.modules() if part is not module}
+            for module in self._parts:
+                if module not in within:
+                    module.reset_iter_state()
+            self.settle()
 
     def reshard(self) -> None:
         """Torch leaves some parameters whole behind a forward, which would be used again whatever has come since."""

@@ -187,15 +187,22 @@ class Engine:
     def _compute(self, op: Compute) -> None:
         if op.kind in ("F", "I"):
             self.model.peers.begin()
-            self.computation.compute(op, self._try)
+            self._compute_with_peers(op)
             return
         plan, k = self._try.plan, op.micro_batch
         layers, summed = plan.layer_range(k, op.stage).layers, plan.samples.summed(k)
         with self._tally.adding(frozenset(layers) - summed if summed else layers, plan.samples.positions(k)):
-            self.computation.compute(op, self._try)
+            self._compute_with_peers(op)
         self.model.peers.settle()
         if plan.approximation is not None or self._try.exchange.has_queued:
             self._tally.lose(layers)  # another plan's step would be approximate in part, or of what has never come
+
+    def _compute_with_peers(self, op: Compute) -> None:
+        try:
+            self.computation.compute(op, self._try)
+        except Exception:
+            self.model.peers.interrupted()
+            raise
 
     def apply(self, factor: float, is_finite: bool = True) -> None:
         """Step all optimizers with gradients = sums x `factor`; then the schedulers.

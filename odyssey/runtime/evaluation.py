@@ -145,6 +145,9 @@ class _Pass:
         try:
             with torch.no_grad():
                 self._go_through()
+        except Exception:
+            peers.interrupted()
+            raise
         finally:
             peers.settle()
         for work, _ in self._sent:

@@ -54,6 +54,11 @@ class CopyGroup(ScriptGroup):
         """A pass through the model begins."""
         self._is_open = self._groups is not None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether communication has ended within the pass, and values are of no worth since then."""
+        return self._cut is not None
+
     def settle(self) -> None:
         """It is over. Raises Cut if communication ended within it."""
         self._is_open = False

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
+from torch.distributed.fsdp import FSDPModule
 
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, Note, PlanChosen, RankLost
 from launcher.options import RunOptions
@@ -46,6 +47,14 @@ def test_survivors_go_on_wherever_a_rank_is_lost(variant: str, point: str, tmp_p
     assert_exact(ran, tmp_path, variant, {1}, n_ranks=4)
     assert [len(plan.pipelines) for plan in plans(ran)] == [2, 1]
     assert plans(ran)[-1].keeps == {0: {0}}
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="this torch cannot leave a pass in its midst")
+@pytest.mark.parametrize("kill", ["1:5:forward", pytest.param(f"1:{N_STEPS}:evaluation", marks=pytest.mark.soak)])
+def test_a_model_that_objects_to_values_of_no_worth_goes_on(kill: str, tmp_path: Path) -> None:
+    """A rank is lost, and the other one of its copy raises in the midst of the pass that goes on without it."""
+    ran = Ran(options(tmp_path, "strict/2", kill, n_ranks_per_node=4))
+    assert_exact(ran, tmp_path, "strict/2", {1}, n_ranks=4)
 
 
 def test_a_copy_is_made_of_what_two_losses_have_left(tmp_path: Path) -> None:
