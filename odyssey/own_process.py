@@ -36,9 +36,11 @@ def proportional_bytes() -> int:
 
 
 def sleeps(pid: int) -> bool:
-    """Whether a process that this one has made waits for something: it is there, and nobody has stopped it."""
+    """Whether a process that this one has made waits for something: it is there, nobody has stopped it, and no signal that it
+    holds back is to come to it."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "S"
+        with open(f"/proc/{pid}/status") as file:
+            status = dict(line.split(maxsplit=2)[:2] for line in file if line.startswith(("State:", "SigPnd:", "ShdPnd:")))
     except OSError:
         return False
+    return status["State:"] == "S" and int(status["SigPnd:"], 16) == int(status["ShdPnd:"], 16) == 0

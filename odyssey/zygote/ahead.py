@@ -1,7 +1,8 @@
 """Forks ahead: processes that are there before a rank or the store is asked for, and become it when it is.
 
 The zygote has each made as it makes any fork, so that it is the agent's child from the beginning, and passes on to one of them
-what it is asked. One that is gone, stopped or not there yet is passed over. The zygote's end is theirs.
+what it is asked. One that is gone, stopped or not there yet is passed over, and so is one that somebody has sent a signal, with
+all others of the job: it would come to the rank, which has not even begun. The zygote's end is theirs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Ahead:
             with self._waiting.pop(0) as sock:
                 try:
                     pid = int.from_bytes(sock.recv(8, socket.MSG_DONTWAIT), "little")
-                    if pid and own_process.sleeps(pid):  # if it was stopped, nobody might continue it
+                    if pid and own_process.sleeps(pid):  # else nobody might continue it, or a signal might end it
                         send(sock, request, list(descriptors))
                         return pid
                 except OSError:

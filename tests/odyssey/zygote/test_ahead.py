@@ -135,13 +135,15 @@ def test_what_is_large_is_given_back_as_in_any_process(cold_forks: Forks, tmp_pa
     assert cold_forks.run("app.py", cwd=tmp_path)[:3] == (0, b"2\n", b"")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
-def test_who_was_killed_or_stopped_is_passed_over(forks: Forks, number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1], ids=lambda number: number.name)
+def test_who_was_sent_a_signal_is_passed_over(forks: Forks, number: signal.Signals, tmp_path: Path) -> None:
+    """It is held back where it may be, and would end the rank before that begins."""
     (tmp_path / "app.py").write_text("print(1)")
     waiting = have_ahead(forks, 2)
     for its in waiting:
         its.send_signal(number)
-    while any(its.is_running() and its.status() == psutil.STATUS_SLEEPING for its in waiting):
+    is_held = number == signal.SIGUSR1
+    while not is_held and any(its.is_running() and its.status() == psutil.STATUS_SLEEPING for its in waiting):
         time.sleep(0.005)
     assert forks.run("app.py", cwd=tmp_path)[:3] == (0, b"1\n", b"")
     assert forks.pid not in {its.pid for its in waiting}
