@@ -45,6 +45,11 @@ def _switched_off(options: RunOptions, environment: Mapping[str, str]) -> str:
     return "ODYSSEY_ZYGOTE is 0" if environment.get("ODYSSEY_ZYGOTE") == "0" else ""
 
 
+def _compiled(options: RunOptions, environment: Mapping[str, str]) -> str:
+    is_compiled = options.entry is Entry.SCRIPT and options.script.endswith(".pyc")
+    return f"{options.script} is compiled" if is_compiled else ""
+
+
 def _start_variable(options: RunOptions, environment: Mapping[str, str]) -> str:
     names = [name for name in START_VARIABLES if environment.get(name)]
     return f"{names[0]} is set, which changes how an interpreter starts" if names else ""
@@ -74,6 +79,7 @@ RULES = (
     Rule("no-python", _no_python),
     Rule("other-interpreter", _other_interpreter),
     Rule("switched-off", _switched_off),
+    Rule("compiled", _compiled),
     Rule("start-variable", _start_variable),
     Rule("coverage", _coverage),
     Rule("debugger", _debugger),

@@ -18,6 +18,7 @@ import pkgutil
 import runpy
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Collection, Sequence
@@ -45,6 +46,7 @@ def become(cwd: bytes, environment: dict[bytes, bytes], streams: Sequence[int]) 
         os.dup2(descriptor, target)  # inheritable, as these three have to be
         os.close(descriptor)
     _own_randomness()
+    _own_threads()
     _own_start()
     _tell_stacks()
     _let_groups_end()
@@ -153,8 +155,32 @@ def _own_randomness() -> None:
             torch.set_num_threads(int(threads))  # OMP reads the variable only once, at import
 
 
+def _own_threads() -> None:
+    """numpy's OpenBLAS counts its threads once, as it is loaded: in the zygote it was to have one. They are the processors, or
+    the fewer that variables say."""
+    if "numpy" not in sys.modules or "OPENBLAS_NUM_THREADS" in os.environ:
+        return
+    threads, n_processors = os.environ.get("OMP_NUM_THREADS", ""), len(os.sched_getaffinity(0))
+    n = min(int(threads), n_processors) if threads.isdigit() and int(threads) > 0 else n_processors
+    if n == 1:
+        return
+    with open("/proc/self/maps") as maps:
+        mapped = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps if "openblas" in line}
+    for path in mapped:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        for name in _SET_THREADS:
+            if (set_threads := getattr(library, name, None)) is not None:
+                set_threads(n)
+
+
+_SET_THREADS = tuple(f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "_64", ""))
+"""By what it was built for: numpy's own wheels, scipy's, distributions."""
+
+
 def _own_start() -> None:
-    """`%(relativeCreated)d` of log records counts from the import of logging."""
+    """`%(relativeCreated)d` of log records counts from the import of logging; and a thread's number outside of Python is known
+    from its start."""
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     logging._startTime = time.time() if sys.version_info < (3, 13) else time.time_ns()  # type: ignore[attr-defined]
 
 

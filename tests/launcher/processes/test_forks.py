@@ -402,12 +402,13 @@ def test_plain_spawns_run_programs_and_other_interpreters(starts: Callable[..., 
         ({"entry": Entry.PROGRAM}, {}, "no-python"),
         ({"interpreter": "/usr/bin/python3"}, {}, "other-interpreter"),
         ({}, {"ODYSSEY_ZYGOTE": "0"}, "switched-off"),
+        ({"script": "train.pyc"}, {}, "compiled"),
         ({}, {"PYTHONPROFILEIMPORTTIME": "1"}, "start-variable"),
         ({}, {"COVERAGE_PROCESS_START": "x"}, "coverage"),
     ],
 )
 def test_rules_say_why_ranks_are_no_forks(options: dict[str, Any], variables: dict[str, str], name: str) -> None:
-    ruling = fork_rules.ruling(RunOptions("script.py", **options), variables)
+    ruling = fork_rules.ruling(RunOptions(**{"script": "script.py", **options}), variables)
     assert ruling is not None and ruling.name == name and ruling.reason
     assert fork_rules.ruling(RunOptions("script.py"), {}) is None
 

@@ -144,6 +144,7 @@ for s in (sys.stdin, sys.stdout, sys.stderr):
     print(s.name, s.encoding, s.errors, s.line_buffering, s is sys.stdin or s.write_through, type(s.buffer))
     print(s is getattr(sys, f"__{s.name[1:-1]}__"), s.fileno())
 print(repr(sys.stdin.read()), threading.current_thread().name, threading.active_count())
+print(threading.main_thread().native_id == os.getpid())
 print(sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__)
 print(faulthandler.is_enabled(), sys.gettrace(), sys.getprofile(), sys.getrecursionlimit(), gc.isenabled())
 print([f[:1] + f[2:3] for f in warnings.filters if f[2] is not None and f[2].__module__ == "builtins"], logging.root.handlers)
@@ -275,6 +276,26 @@ def test_a_fork_has_its_own_session_threads_and_no_descriptor_of_ours(forks: For
     code, out, _, _ = forks.run(script, cwd=tmp_path, OMP_NUM_THREADS="3")
     assert code == 0
     assert out.decode() == f"True {os.getpid()} True\n3 False False\n"
+
+
+NUMPYS_THREADS = """
+import ctypes, torch
+(library,) = {line.split()[-1] for line in open("/proc/self/maps") if "openblas" in line}
+print(ctypes.CDLL(library).scipy_openblas_get_num_threads64_())
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="numpy has one thread for each processor")
+@pytest.mark.parametrize("variables", [{}, {"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1000"}])
+def test_numpy_computes_with_as_many_threads(
+    variables: dict[str, str], forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (tmp_path / "script.py").write_text(NUMPYS_THREADS)
+    python = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, check=True, env={**os.environ, **variables}
+    )
+    assert forks.run("script.py", cwd=tmp_path, **variables)[:2] == (0, python.stdout)
 
 
 def test_a_store_is_served_on_the_socket_it_was_given(forks: Forks) -> None:
