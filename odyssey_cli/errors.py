@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pwd
@@ -12,7 +13,11 @@ from pathlib import Path
 
 from launcher.host import limits
 from launcher.joblog.exit_codes import ExitCode
+from odyssey.codec import for_people
 from odyssey.errors import OdysseyError, UsageError
+
+_N_SHOWN = 60
+"""Characters of a name that is too long."""
 
 
 def error_text(what: str, help: str = "") -> str:
@@ -69,6 +74,9 @@ def exit_code_of(command: Callable[[], int]) -> int:
         is_named = isinstance(error.filename, str | bytes | os.PathLike)
         return report(denied(error)) if is_named else report_internal(error)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG and error.filename is not None:
+            what = f"{for_people(os.fsdecode(error.filename), _N_SHOWN)}: {os.strerror(error.errno).lower()}"
+            return report(UsageError(what, "if it is several words, leave out the quotation marks around them"))
         if error.errno not in limits.HELP:
             return report_internal(error)
         print_error(f"a limit of the system is reached: {os.strerror(error.errno)}", limits.HELP[error.errno])

@@ -115,7 +115,8 @@ class _Parser(argparse.ArgumentParser):
         names = {match[0].dest: match for match in found}
         if len(names) > 1:
             known = ", ".join(f"--{dest.replace('_', '-')}" for dest in sorted(names))
-            raise UsageError(f"ambiguous option: {option_string.partition('=')[0]}", f"one of: {known}")
+            ambiguous = _Ambiguous(f"ambiguous option: {option_string.partition('=')[0]}", f"one of: {known}")
+            return [(ambiguous, *found[0][1:])]
         return found[:1]  # two spellings of one option are no ambiguity
 
     def error(self, message: str) -> NoReturn:
@@ -130,6 +131,17 @@ class _Parser(argparse.ArgumentParser):
             raise UsageError(what, f"give {self._argv[-2]} a value before it")
         how_many = "--nproc-per-node 4" if self._command in (Command.TORCHRUN, Command.LAUNCH) else "--nodes 4"
         raise UsageError("no script given", f"for example: {self._command.value} {how_many} train.py")
+
+
+class _Ambiguous(argparse.Action):
+    """Takes the place of an option where it could be several: behind the script, it is none at all."""
+
+    def __init__(self, what: str, help: str) -> None:
+        super().__init__([], argparse.SUPPRESS, nargs="?")
+        self._error = UsageError(what, help)
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise self._error
 
 
 class _Help(argparse.Action):

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from launcher.options import Entry, Rendezvous, RunOptions
 from odyssey.errors import UsageError
 from odyssey_cli.command_line.options import OPTIONS, Command, Origin
-from odyssey_cli.command_line.parser import parse
+from odyssey_cli.command_line.parser import HelpAsked, parse
 from odyssey_cli.command_line.request import read
 from odyssey_cli.command_line.torch_version import installed
 from tests import ROOT
@@ -298,6 +298,21 @@ PLAIN = {"start_method": "fork", "numa_binding": "node", "nproc_per_node": "2", 
 
 def test_an_abbreviation_of_our_own_options_works_where_torchrun_has_none() -> None:
     assert parse(["--lay", "2x4", "--verb", "x.py"], {}, Command.RUN).texts == {"layout": ("2x4",), "verbose": ("1",)}
+
+
+def test_what_could_be_several_options_of_ours_is_the_scripts_behind_it() -> None:
+    prefixes = {spelling[:length] for option in OPTIONS for spelling in option.spellings for length in range(3, len(spelling))}
+    refused = set()
+    for prefix in sorted(prefixes):
+        given = parse(["train.py", prefix, "1"], {}, Command.RUN)
+        assert (given.script, given.arguments, given.texts) == ("train.py", (prefix, "1"), {}), prefix
+        try:
+            parse([prefix, "1", "train.py"], {}, Command.RUN)
+        except HelpAsked:
+            continue
+        except UsageError as error:
+            refused |= {prefix} if error.what.startswith("ambiguous") else set()
+    assert {"--res", "--rest", "--sur", "--log"} <= refused
 
 
 def test_options_of_ours_are_none_of_torchruns_command_line() -> None:

@@ -200,6 +200,16 @@ def test_odd_flags_are_answered_or_one_error(folder: Path, data: st.DataObject) 
     told("replay", trace, "good.json", "--policy", "shrink", *extra, *(word for flag in given_flags for word in flag))
 
 
+@pytest.mark.parametrize(
+    "words", [["run"], ["status"], ["logs"], ["plan"], ["rehearse"], ["run", "--log-dir"], ["run", "--profile"]]
+)
+def test_a_name_that_is_too_long_is_one_error(words: list[str], folder: Path) -> None:
+    """Such as a command line that was quoted by mistake."""
+    Path("script.py").touch()
+    code, error = told(*words, "é" * 300, *(["script.py"] if len(words) > 1 else []))
+    assert code == ExitCode.USAGE and "é" * 50 in error and len(error) < 400
+
+
 @WITHIN
 @given(data=st.data())
 def test_odd_flags_of_a_rehearsal_are_one_error(folder: Path, data: st.DataObject) -> None:
