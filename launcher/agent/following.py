@@ -27,7 +27,17 @@ from launcher.cluster.links import addresses
 from launcher.cluster.links.connect import Address
 from launcher.cluster.links.link import Link
 from launcher.cluster.listener import Listener
-from launcher.cluster.wire import Attach, FromLeader, FromMember, Join, Leaving, WantsToLeave, Welcome
+from launcher.cluster.wire import (
+    Attach,
+    FromLeader,
+    FromMember,
+    Join,
+    Leaving,
+    LedBy,
+    OtherJob,
+    WantsToLeave,
+    Welcome,
+)
 from launcher.joblog.exit_codes import ExitCode, ending
 from launcher.options import Rendezvous
 from launcher.processes.local_agent import LocalAgent
@@ -132,6 +142,7 @@ class Following:
                 given,
                 part.listener.port,
                 local.report,
+                self.search.wanted_at(address),
             ),
         )
         environments = local.processes.environments
@@ -197,16 +208,20 @@ class Following:
         """Where who leads is, for people."""
         return str(self.leader_at) if self._has_place else self.search.where
 
-    def is_sent_on(self, address: Address) -> None:
-        """Another agent leads, there."""
+    def is_sent_on(self, words: LedBy | OtherJob) -> None:
+        """Another agent leads, or this is another job."""
         assert self._session is not None
         self._session.close()
         self._session = None
         self._stop_listening()
         if self._has_place:  # of a job that has not begun
             self._forget()
-        self.search.look_at([address])
-        self.search.again(f"another agent leads, at {address}")
+        if isinstance(words, OtherJob):
+            self.search.pass_by(self.leader_at, words)
+        else:
+            address = Address(words.host, words.port)
+            self.search.look_at([address])
+            self.search.again(f"another agent leads, at {address}")
 
     # -- with nobody ---------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from launcher.cluster.wire import (
     Known,
     LedBy,
     Notice,
+    OtherJob,
     Others,
     ReadStacks,
     Refused,
@@ -157,8 +158,8 @@ class Member:
             case Known(at=known):
                 for number, host, port in known:
                     self._part.know(number, Address(host, port))
-            case LedBy(host=host, port=port):
-                following.is_sent_on(Address(host, port))
+            case LedBy() | OtherJob():
+                following.is_sent_on(message)
             case Refused(what=what, help=help):
                 following.fail(what, help)
             case JobIsOver() as over:

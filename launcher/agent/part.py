@@ -15,6 +15,7 @@ from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.reconciliation import Reconciliation
 from launcher.agent.remote_commands import answer_commands, owner_of_folder
 from launcher.cluster.agreement import Agreement
+from launcher.cluster.endpoint import AT_ENDPOINT, other_job
 from launcher.cluster.led.reported import Reported
 from launcher.cluster.links import addresses
 from launcher.cluster.links.connect import Address
@@ -39,7 +40,7 @@ class Part:
         self.watch = watch
         self.drills = drills
         self.profile = profile
-        self.number = self.leader = 0
+        self.number = self.leader = AT_ENDPOINT
         """The numbers of this agent, and of the one that leads."""
         self.agreement: Agreement | None = None
         """None where there can be only this agent, and before this one has a place in a job."""
@@ -88,13 +89,13 @@ class Part:
         return agreement
 
     def _send_on(self, link: Link, words: Join) -> None:
-        """Say to who comes here where the one that leads is reached, if that is known."""
+        """Say to who comes here where the one that leads is reached, if that is known, or that this is another job."""
         at = self.where.get(self.leader)
-        if (
-            at is not None
-            and words.run_id == self.local.options.run_id
-            and addresses.is_loopback(at.host) <= addresses.is_loopback(link.addresses[1] or at.host)
-        ):
+        if at is not None and addresses.is_loopback(at.host) > addresses.is_loopback(link.addresses[1] or at.host):
+            at = None  # there it would be another host
+        if (other := other_job(self.local.options, words, at if self.leader != AT_ENDPOINT else None)) is not None:
+            say_once(link, other)
+        elif at is not None:
             say_once(link, LedBy(words.run_id, at.host, at.port))
         link.close()
 

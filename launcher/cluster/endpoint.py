@@ -12,9 +12,14 @@ import socket
 from collections.abc import Mapping
 
 from launcher.cluster.links import addresses
+from launcher.cluster.links.connect import Address
+from launcher.cluster.wire import Join, OtherJob
 from launcher.options import Rendezvous, RunOptions
 from launcher.processes import store
 from odyssey.errors import OdysseyError, UsageError
+
+AT_ENDPOINT = 0
+"""The number of the agent that has the endpoint, and with which the job begins there; no other one leads there."""
 
 
 class EndpointIsFree(OdysseyError):
@@ -52,6 +57,18 @@ def host_or_join(options: RunOptions) -> socket.socket | None:
         if not is_static:
             return None
         return store.listen("" if not addresses.is_only_here(host) else ours[0].host, port)  # which tells by whom it is in use
+
+
+def other_job(options: RunOptions, join: Join, led_at: Address | None) -> OtherJob | None:
+    """The answer of an agent that has a part in the job of `options` to one that wants another job; None where it may be the
+    same. `led_at`: where it is led, None at its endpoint, where nobody needs to be told.
+
+    The run id alone does not tell jobs apart, as most have the one that is given to none; nor does the host, as it may have
+    agents of several. What all agents of a job are given alike is the endpoint.
+    """
+    if join.run_id != options.run_id:
+        return OtherJob(options.run_id, options.master_addr)
+    return None if join.endpoint in ("", options.master_addr) else OtherJob(options.run_id, options.master_addr, led_at)
 
 
 def check_reach(options: RunOptions, environment: Mapping[str, str]) -> None:

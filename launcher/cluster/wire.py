@@ -29,7 +29,9 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 class Join(msgspec.Struct, frozen=True, tag=True):
     """First words of an agent that wants to be a member: a session begins. `address`: where other agents reach it, empty for
-    the one that it connects from; `port`: at which it listens. `report`: on its host, where it was checked."""
+    the one that it connects from; `port`: at which it listens. `report`: on its host, where it was checked.
+    `endpoint`: the host of the wanted job's, by the name that its agents were given; empty where who is asked has had a part in
+    that job."""
 
     session: Token
     version: Name
@@ -42,6 +44,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     address: Name
     port: Port
     report: HostReport | None = None
+    endpoint: Name = ""
 
     def __post_init__(self) -> None:
         if self.address:
@@ -81,6 +84,19 @@ class LedBy(msgspec.Struct, frozen=True, tag=True):
 
     def __post_init__(self) -> None:
         check_ip_address(self.host)
+
+
+class OtherJob(msgspec.Struct, frozen=True, tag=True):
+    """The answer to who wants a job of another `run_id`, or of another endpoint, than the one that is asked has a part in.
+    `led_at`: where that is led, if it may be the wanted one under another name, as it is led away from its endpoint."""
+
+    run_id: str
+    endpoint: Name
+    led_at: tuple[Name, Port] | None = None
+
+    def __post_init__(self) -> None:
+        if self.led_at is not None:
+            check_ip_address(self.led_at[0])
 
 
 class StillLives(msgspec.Struct, frozen=True, tag=True):
@@ -275,6 +291,7 @@ FromLeader = (
     Welcome
     | Refused
     | LedBy
+    | OtherJob
     | WaitForPlace
     | Others
     | Known

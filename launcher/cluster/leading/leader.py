@@ -12,6 +12,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from launcher.cluster.endpoint import AT_ENDPOINT
 from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.leading.remote_agent import RemoteAgent
 from launcher.cluster.leading.roster import Roster
@@ -111,6 +112,10 @@ class Leader:
             return
         join = replace(words, address=words.address or there)
         session.handle(lambda message: None, lambda why: self._sessions.forget(join.session))
+        led_at = Address(self.us.address or here, self.us.port)
+        if self.number != AT_ENDPOINT and (other := self._roster.other_job(join, led_at)) is not None:
+            session.send(other)
+            return
         if self._over is not None:
             session.send(self._farewell)
             return

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 
+from launcher.cluster.endpoint import other_job
 from launcher.cluster.leading.comparison import Comparison
-from launcher.cluster.wire import Join, Refused, WaitForPlace
+from launcher.cluster.links.connect import Address
+from launcher.cluster.wire import Join, OtherJob, Refused, WaitForPlace
 from launcher.coordinator.rank_assignment import in_order
 from launcher.host.fitness.findings import HostReport
 from launcher.joblog.events import AgentInfo
@@ -90,6 +92,10 @@ class Roster:
         self._sessions[agent.number] = join.session
         self._note_enough(now)
         return agent
+
+    def other_job(self, join: Join, led_at: Address) -> OtherJob | None:
+        """The answer to who wants another job, where this one is led away from its endpoint."""
+        return other_job(self._options, join, led_at)
 
     def is_of(self, run_id: str) -> bool:
         """The job that agents of this --rdzv-id want."""

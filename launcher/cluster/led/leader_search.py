@@ -3,6 +3,8 @@
 Where that was lost before the job began, the first of those that have come to it begins the job anew: each looks at those who
 came before it, and is the first where it is sure that they are gone, as their hosts say that nobody listens there any more.
 By the same sign an agent that a job went on without knows that this is over, and one that was in none yet may begin one.
+
+Where the endpoint is, agents of jobs with other endpoints may listen, too: they are passed by, and the others are asked.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from launcher.cluster.leading.quorum import TELL_EVERY_S
 from launcher.cluster.links.addresses import control_ports, is_ours, resolve
 from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
+from launcher.cluster.wire import OtherJob
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.wording import seconds_text
 from launcher.options import RunOptions
+from odyssey.codec import for_people
 from odyssey.errors import UsageError
 
 RETRY_S = 0.2
 MAX_ELSEWHERE = 16
+MAX_SHOWN = 255
+"""Characters of another job's run id."""
 
 
 class Places:
@@ -31,11 +37,33 @@ class Places:
         self.elsewhere = list(elsewhere)
         self.own_port = 0
         """Where this agent listens itself, if it does."""
+        self.wanted = host
+        """The endpoint of the job that is looked for, as its agents were given it."""
+        self.moved: OtherJob | None = None
+        """May be the wanted job, if nobody begins one at the endpoint."""
+        self.passed: set[Address] = set()
+        """Where agents of other jobs have answered, until all others have been asked."""
+        self._asked: set[Address] = set()
+        """All that have answered since then."""
         self._answered: dict[Address, float] = {}
 
     def answered(self, address: Address, when: float) -> None:
         """Somebody did, who may not lead: the others are asked first next time."""
+        if address in self._asked:
+            self.ask_all_again()
+        self._asked.add(address)
         self._answered[address] = when
+
+    def ask_all_again(self) -> None:
+        """All have been asked."""
+        self._asked.clear()
+        self.passed.clear()
+
+    def follow(self, moved: OtherJob) -> None:
+        """It is the wanted job."""
+        assert moved.led_at is not None
+        self.wanted, self.moved = moved.endpoint, None
+        self.look_at([Address(*moved.led_at)])
 
     def look_at(self, elsewhere: Sequence[Address]) -> None:
         """First, whether they have answered before or not."""
@@ -101,6 +129,11 @@ class LeaderSearch:
         """The endpoint, for people."""
         return str(self._places.endpoint)
 
+    def wanted_at(self, address: Address) -> str:
+        """The endpoint that is named there, see Join."""
+        known = [self._places.elsewhere, *(lost.addresses for lost in (self._before, self._members) if lost is not None)]
+        return "" if any(address in addresses for addresses in known) else self._places.wanted
+
     def name_of(self, address: Address) -> str:
         """Name the place where it was found, for people."""
         return str(address) if address in self._places.elsewhere else self.where
@@ -114,6 +147,22 @@ class LeaderSearch:
     def look_at(self, elsewhere: Sequence[Address]) -> None:
         """First where others lead, or may know who does: the endpoint may be gone with its host."""
         self._places.look_at(elsewhere)
+
+    def pass_by(self, address: Address, other: OtherJob) -> None:
+        """Its agent answers there. The one that leads at the endpoint may listen beside it: all others are asked first, and as
+        long as a job may still begin at the endpoint nobody goes to one that has another."""
+        self._places.passed.add(address)
+        run_id = for_people(other.run_id, MAX_SHOWN)
+        what = f"{address} is of another job: its endpoint is {other.endpoint}, its --rdzv-id {run_id}"
+        if other.led_at is not None:
+            self._places.moved = other
+            what = f"{what}; this agent joins it if none begins at {self.where} within {seconds_text(self._may_begin_s)}"
+        self.again(what)
+
+    @property
+    def _may_begin_s(self) -> float:
+        """For so long an agent at the endpoint may check its host before it comes there."""
+        return self._patience_s / 2
 
     def skip(self, own_port: int) -> None:
         """This agent listens there itself."""
@@ -176,6 +225,7 @@ class LeaderSearch:
 
     def _dial_to(self, addresses: Sequence[Address], failed: Callable[[str, bool], None]) -> Connector:
         port = self._places.endpoint.port
+        addresses = [address for address in addresses if address not in self._places.passed]
         return Connector(self._loop, addresses, self._key, port, connected=self._connected, failed=failed)
 
     def _connected(self, link: Link, address: Address) -> None:
@@ -187,8 +237,14 @@ class LeaderSearch:
             self._look_whether_gone(self._members, lambda: self.again(self._trouble))
         elif is_refused and self._before is None and self._begins_here():
             self.end()
-        else:
+        elif not self._places.passed:
             self.again(why)
+        else:
+            moved = self._places.moved
+            if moved is not None and self._loop.clock() - self._began >= self._may_begin_s:
+                self._places.follow(moved)
+            self.again(self._trouble)
+        self._places.ask_all_again()
 
     def _tell(self) -> None:
         waited_s = self._loop.clock() - self._began

@@ -80,6 +80,11 @@ class Agent:
         return {line[len(start) :].strip() for line in self.lines if line.startswith(start)}
 
 
+def endpoint_port(agent: Agent) -> int:
+    (endpoint,) = [its for its in agent.process.args if str(its).startswith("--rdzv-endpoint=")]  # type: ignore[union-attr]
+    return int(str(endpoint).rpartition(":")[2])
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """Starts agents; afterwards no process of any of them is left."""
@@ -144,6 +149,22 @@ def test_a_surplus_agent_waits_and_its_end_is_no_failure(start: Callable[..., Ag
     first.process.send_signal(signal.SIGTERM)
     assert first.end() == second.end() == 143, first.lines + second.lines
     assert surplus.end() == 0, surplus.lines
+
+
+def test_two_jobs_that_share_a_host_and_a_port_do_not_take_each_others_agents(start: Callable[..., Agent]) -> None:
+    """Each has an endpoint of its own. An agent of the first one listens where the second one's agents look first."""
+    first = start("--wait", "9")
+    first.until(lambda line: "leading at" in line)
+    member = start("--wait", "9", local_addr="127.0.0.2")
+    member.until(lambda line: line.startswith("SEAT"))
+    given = {"rdzv_endpoint": f"127.0.0.2:{endpoint_port(first)}"}
+    second = start(**given)
+    second.until(lambda line: "leading at" in line)
+    other = start(**given)
+    assert [second.end(), other.end()] == [0, 0], second.lines + other.lines
+    assert second.assignments() | other.assignments() == {"0 2 0 0 2", "1 2 1 0 2"}
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == member.end() == 143, first.lines + member.lines
 
 
 @pytest.mark.soak

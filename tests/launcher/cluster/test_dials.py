@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import resource
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
+from launcher.agent.part import Part
 from launcher.cluster import wire
+from launcher.cluster.endpoint import AT_ENDPOINT
 from launcher.cluster.led.leader_search import MAX_ELSEWHERE, LeaderSearch, Places
 from launcher.cluster.led.leader_session import LeaderSession
 from launcher.cluster.links import addresses
 from launcher.cluster.links.accept import Acceptor
 from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
+from launcher.cluster.links.session import say_once
+from launcher.cluster.listener import Listener
 from launcher.options import RunOptions
 from odyssey.protocol.frames import packed
 from tests.fake_loop import FakeLoop
 from tests.launcher.cluster.links import KEY, PORT, join, loop, turn
+from tests.launchers import free_port
 
 __all__ = ["loop"]
 
@@ -263,3 +270,159 @@ def test_a_member_whose_question_is_not_answered_asks_again(loop: FakeLoop) -> N
     leading.close()
     for link, _ in came:
         link.close()
+
+
+class TwoJobs:
+    """The host of an endpoint at which an agent of another job listens first, whose leading agent has the number `leader`, and
+    is at `led_at`; and who looks for the job of that endpoint there."""
+
+    def __init__(self, loop: FakeLoop, leader: int, led_at: Address, begins_here: Callable[[], bool]) -> None:
+        self.loop = loop
+        self.port = free_port()
+        self.other = self.listener()
+        its: Any = SimpleNamespace(
+            where={leader: led_at}, leader=leader, local=SimpleNamespace(options=self.options("far.away", self.port))
+        )
+        self.other.give(wire.Join, lambda link, words: Part._send_on(its, link, words))
+        self.asked: list[Address] = []
+        self.told: list[wire.Welcome] = []
+        self.said: list[str] = []
+        self.gave_up: list[str] = []
+        self.sessions: list[LeaderSession] = []
+        self.search = LeaderSearch(
+            loop,
+            self.options("127.0.0.1", self.port),
+            KEY,
+            found=self._found,
+            given_up=self.gave_up.append,
+            begins_here=begins_here,
+            say=self.said.append,
+        )
+
+    @staticmethod
+    def options(host: str, port: int) -> RunOptions:
+        return RunOptions("train.py", max_agents=2, min_agents=2, master_addr=host, master_port=port, run_id="none")
+
+    def listener(self) -> Listener:
+        """At the first port that is free."""
+        ports = addresses.control_ports(self.port)
+        return Listener(self.loop, addresses.listen("127.0.0.1", socket.AF_INET, ports), KEY, self.port)
+
+    def leads(self, listener: Listener) -> None:
+        """Takes whoever comes there."""
+
+        def take(link: Link, words: wire.Join) -> None:
+            say_once(link, wire.Welcome(1, 0, "", 1, "none", "log"))
+            link.close()
+
+        listener.give(wire.Join, take)
+
+    def _found(self, link: Link, address: Address) -> None:
+        self.asked.append(address)
+        session = LeaderSession(
+            *(self.loop, KEY, self.port, 5.0),
+            received=lambda message: self._received(session, address, message),
+            hold=lambda is_held: None,
+            lost=lambda why: None,
+            forgotten=lambda: pytest.fail("forgotten"),
+        )
+        self.sessions.append(session)
+        words = join(session=session.token)
+        session.begin(link, address, msgspec.structs.replace(words, run_id="none", endpoint=self.search.wanted_at(address)))
+
+    def _received(self, session: LeaderSession, address: Address, message: wire.FromLeader) -> None:
+        session.close()
+        match message:
+            case wire.OtherJob():
+                self.search.pass_by(address, message)
+            case wire.Welcome():
+                self.told.append(message)
+                self.search.end()
+            case _:
+                pytest.fail(f"{message}")
+
+    def until(self, what: Callable[[], object]) -> None:
+        while not what():
+            turn(self.loop)
+            self.loop.now += 0.05
+
+    def close(self) -> None:
+        self.search.end()
+        self.other.close()
+        for session in self.sessions:
+            session.close()
+
+
+@pytest.fixture
+def two_jobs(loop: FakeLoop) -> Iterator[Callable[..., TwoJobs]]:
+    made: list[TwoJobs] = []
+
+    def make(leader: int, led_at: Address, begins_here: Callable[[], bool] = lambda: False) -> TwoJobs:
+        made.append(TwoJobs(loop, leader, led_at, begins_here))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+FAR = Address("192.0.2.1", 9)
+
+
+@pytest.mark.parametrize("leader", [AT_ENDPOINT, 3])
+@pytest.mark.parametrize("is_early", [False, True])
+def test_who_looks_for_a_job_passes_the_agents_of_another_one_by(
+    two_jobs: Callable[..., TwoJobs], leader: int, is_early: bool
+) -> None:
+    """Both have the run id that is given to none, and this secret; and who leads the wanted job may not have come yet."""
+    jobs = two_jobs(leader, FAR)
+    leading = None if is_early else jobs.listener()
+    if leading is not None:
+        jobs.leads(leading)
+    jobs.search.start()
+    if leading is None:
+        jobs.until(lambda: len(jobs.asked) > 3)
+        assert not jobs.told and {at.port for at in jobs.asked} == {jobs.other.port}
+        jobs.until(lambda: jobs.said)
+        assert f"127.0.0.1:{jobs.other.port} is of another job: its endpoint is far.away, its --rdzv-id none" in jobs.said[0]
+        leading = jobs.listener()
+        jobs.leads(leading)
+    jobs.until(lambda: jobs.told)
+    assert jobs.asked[-1].port == leading.port and FAR not in jobs.asked
+    leading.close()
+
+
+def test_where_only_agents_of_another_job_listen_an_agent_may_begin_its_own(two_jobs: Callable[..., TwoJobs]) -> None:
+    begun: list[bool] = []
+
+    def begins_here() -> bool:
+        begun.append(True)
+        return len(begun) == 2
+
+    jobs = two_jobs(AT_ENDPOINT, FAR, begins_here)
+    jobs.search.start()
+    jobs.until(lambda: len(begun) == 2)
+    for _ in range(20):  # it looks for nobody any more
+        turn(jobs.loop)
+        jobs.loop.now += 0.1
+    assert len(begun) == 2 and not jobs.told
+
+
+@pytest.mark.parametrize("leader", [AT_ENDPOINT, 3])
+def test_a_job_that_has_left_its_own_endpoint_is_joined_at_another_one_where_none_begins(
+    two_jobs: Callable[..., TwoJobs], leader: int
+) -> None:
+    """Not one that is led at its own: who wants that one looks there."""
+    elsewhere = socket.create_server(("127.0.0.1", 0))
+    far = Address("127.0.0.1", int(elsewhere.getsockname()[1]))
+    jobs = two_jobs(leader, far)
+    leading = Listener(jobs.loop, elsewhere, KEY, jobs.port)
+    jobs.leads(leading)
+    began, half_s = jobs.loop.now, RunOptions("").join_timeout_s / 2
+    jobs.search.start()
+    jobs.until(lambda: jobs.told or jobs.gave_up)
+    leading.close()
+    assert bool(jobs.told) == (leader != AT_ENDPOINT)
+    assert jobs.loop.now > began + half_s
+    if jobs.told:
+        assert jobs.asked[-1] == far and not jobs.gave_up

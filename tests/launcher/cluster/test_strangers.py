@@ -25,6 +25,7 @@ import torch
 
 from launcher.agent.other_jobs import LedElsewhere, OtherJobs
 from launcher.cluster import wire
+from launcher.cluster.endpoint import AT_ENDPOINT
 from launcher.cluster.leading import notices
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.roster import Roster
@@ -46,7 +47,7 @@ from odyssey.protocol.reports import Finished, Report
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.launcher.cluster.links import KEY, PORT, Peer, answer_to, join, open_to
-from tests.launcher.cluster.test_agents import Agent, start
+from tests.launcher.cluster.test_agents import Agent, endpoint_port, start
 from tests.launchers import free_port
 
 __all__ = ["nothing_left", "start"]
@@ -108,12 +109,12 @@ def has_ended(connection: socket.socket) -> bool:
 class LeaderOnALoop:
     """A leader on a loop of its own, with real connections to it. Nobody is lost by silence."""
 
-    def __init__(self, report: HostReport | None = None) -> None:
+    def __init__(self, report: HostReport | None = None, number: int = AT_ENDPOINT) -> None:
         """`report`: on its host, where hosts are compared."""
         self.now = 0.0
         self.loop = Loop(lambda: self.now)
         options = RunOptions("train.py", min_agents=1, max_agents=4)
-        self.roster = Roster(options, AgentInfo(0, "here", 1, 1), 0.0, report)
+        self.roster = Roster(options, AgentInfo(number, "here", 1, 1, port=9), 0.0, report)
         self.joined: list[AgentInfo] = []
         self.lost: list[tuple[int, str]] = []
         self.fed: list[Any] = []
@@ -132,7 +133,7 @@ class LeaderOnALoop:
             self.loop,
             self.roster,
             quorum,
-            wire.Welcome(0, 0, "127.0.0.1", PORT, "", "a log"),
+            wire.Welcome(number, number, "127.0.0.1", PORT, "", "a log"),
             1e9,
             sink,
             stopped=lambda: None,
@@ -500,6 +501,26 @@ def test_a_place_is_offered_again_to_who_waited_while_its_host_cooled_down(leade
     leader.until(lambda: len(leader.joined) == 5)
 
 
+@pytest.mark.parametrize("number", [AT_ENDPOINT, 5])
+def test_away_from_the_endpoint_nobody_is_taken_who_wants_a_job_with_another_one(number: int) -> None:
+    """There its own may be led beside this one. At the endpoint its name may be another one to others."""
+    leader = LeaderOnALoop(number=number)
+    try:
+        leader.member()
+        for endpoint, is_taken in (("other", number == AT_ENDPOINT), ("127.0.0.1", True)):
+            peer, n = leader.peer(), len(leader.joined)
+            peer.say_frame(packed(msgspec.structs.replace(join(session=os.urandom(16)), endpoint=endpoint)))
+            leader.turn()
+            leader.turn()
+            answer = peer.hear(wire.FromLeader)
+            assert isinstance(answer, wire.Welcome) == is_taken == (len(leader.joined) > n)
+            if not is_taken:
+                assert answer == wire.OtherJob("", "127.0.0.1", ("127.0.0.1", 9))
+        assert not leader.said
+    finally:
+        leader.close()
+
+
 def test_who_would_begin_a_job_that_goes_on_elsewhere_sends_all_there(leader: LeaderOnALoop) -> None:
     member = leader.member()
     member.hear(wire.FromLeader)
@@ -598,11 +619,6 @@ def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: L
 
 
 # -- live --------------------------------------------------------------------------------------------------------------
-
-
-def endpoint_port(agent: Agent) -> int:
-    (endpoint,) = [its for its in agent.process.args if str(its).startswith("--rdzv-endpoint=")]  # type: ignore[union-attr]
-    return int(str(endpoint).rpartition(":")[2])
 
 
 def test_a_job_that_is_attacked_runs_to_its_end(start: Callable[..., Agent]) -> None:
