@@ -63,6 +63,9 @@ class Sessions:
 
     def _begin(self, link: Link, words: Join | Attach) -> None:
         """Raises Malformed."""
+        if isinstance(words, Attach) and words.session in self._by_token:  # its link was cut before it was answered
+            self._resume(link, Resume(words.session, 0))
+            return
         address = self._address_of(words, link.addresses[1])
         if address is None:
             self._send_away(link, was_here=isinstance(words, Attach) and self._had(words.number))

@@ -583,6 +583,28 @@ def test_after_another_agent_led_only_current_processes_are_ranks(leader: Leader
     assert leader.said == ["agent 3: still one of us"]
 
 
+def test_a_member_that_comes_to_a_new_leading_agent_again_before_it_was_answered_goes_on(leader: LeaderOnALoop) -> None:
+    """It dials again with the same words where the agent that leads is busy for long."""
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        agents = (AgentInfo(9, "before", 1, 1), AgentInfo(3, "far", 2, 1, address="127.0.0.1", port=listens.getsockname()[1]))
+        found: list[str] = []
+        leader.within.take_over(agents, 9, lambda agent: {}, 1e9, lambda: found.append("all"))
+        words = packed(wire.Attach(b"a" * 16, 3, ()))
+        first = leader.peer()
+        first.say_frame(words)
+        first.connection.close()
+        leader.until(lambda: found)
+        again = leader.peer()
+        again.say_frame(words)
+        leader.turn()
+        leader.turn()
+        assert msgspec.msgpack.decode(again.hear_frame(), type=wire.Answer) == wire.Resumed(0)
+        assert isinstance(again.hear(wire.FromLeader), wire.Welcome)
+        again.say(wire.Notice("still one of us"))
+        leader.until(lambda: leader.said)
+        assert leader.said == ["agent 3: still one of us"] and [number for number, _ in leader.lost] == [9]
+
+
 def computes(host: str, digest: str) -> HostReport:
     device = Device("cpu", "a processor", 1, 64 << 30, 60 << 30, 1e9, digest)
     return HostReport(host, 1, "", host, 8, 64 << 30, 60 << 30, own_addresses=("10.0.0.1",), devices=(device,))
