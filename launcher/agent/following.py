@@ -11,6 +11,7 @@ was itself taken for lost it ends them and asks to join again.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -72,6 +73,8 @@ class Following:
         if was_in:
             self.search.look_for(elsewhere, self._nobody_is_left)
         self.was_in = was_in
+        self._token = secrets.token_bytes(16)
+        """By it the agent that leads knows that this process asks again."""
         self.here = ""
         """By which the others reach this host."""
         self._session: LeaderSession | None = None
@@ -131,7 +134,7 @@ class Following:
             link,
             address,
             Join(
-                session.token,
+                self._token,
                 odyssey.__version__,
                 options.run_id,
                 socket.gethostname(),

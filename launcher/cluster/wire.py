@@ -28,7 +28,8 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """First words of an agent that wants to be a member: a session begins. `address`: where other agents reach it, empty for
+    """First words of an agent that wants to be a member: a session begins, of the same name each time that it asks, in place of
+    the one before, which it has given up. `address`: where other agents reach it, empty for
     the one that it connects from; `port`: at which it listens. `report`: on its host, where it was checked.
     `endpoint`: the host of the wanted job's, by the name that its agents were given; empty where who is asked has had a part in
     that job."""

@@ -140,7 +140,7 @@ class Leader:
     def _take_in(self, session: Session, words: Join | Attach, info: AgentInfo) -> RemoteAgent:
         def lost(info: AgentInfo, why: str) -> None:
             self._sessions.forget(words.session)
-            self._is_lost(info, why)
+            self._is_lost(info, why, is_own_loss=isinstance(words, Attach) or session.n_heard > 0)
 
         agent = RemoteAgent(info, session, self._sink, lost=lost, stopped=self._stopped)
         self.agents[info.number] = agent

@@ -151,7 +151,8 @@ class Roster:
         return next((other.number for other in others if (other.host, other.pid) == (agent.host, agent.pid)), None)
 
     def leave(self, number: int, now: float, *, is_own_loss: bool = True) -> None:
-        """It was lost. `is_own_loss`: and not by that of who led, which may have caught it before it was in the job."""
+        """It was lost. `is_own_loss`: and not by that of who led, which may have caught it before it was in the job; nor before
+        it had heard that it was, as its process may have asked again meanwhile."""
         agent = self.agents.pop(number)
         self.give_up(self._sessions.get(number, b""), now)
         if self.has_begun and is_own_loss:

@@ -16,7 +16,6 @@ from launcher.cluster.links.session import Session
 from launcher.cluster.listener import Listener
 from launcher.cluster.wire import Attach, Forgotten, FromMember, Join, Resume, Resumed, Unknown
 from launcher.host.loop import Loop
-from odyssey.codec import Malformed
 from odyssey.protocol.frames import packed
 
 LOOK_AGAIN_S = 0.05
@@ -70,8 +69,8 @@ class Sessions:
         if address is None:
             self._send_away(link, was_here=isinstance(words, Attach) and self._had(words.number))
             return
-        if words.session in self._by_token:
-            raise Malformed("a session that there is already")
+        if (before := self._by_token.get(words.session)) is not None:
+            before.end("it asks to join again")
         cut = partial(self._is_cut, address)
         session = Session(self._loop, self.heart, FromMember, self._detect_s, lambda why: cut(session, why), self.silence)
         self._by_token[words.session] = session

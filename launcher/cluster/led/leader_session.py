@@ -14,8 +14,6 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.heart import N_BEATS, Heart
 from launcher.cluster.links.link import Link
@@ -26,6 +24,7 @@ from launcher.cluster.wire import (
     Attach,
     FromLeader,
     FromMember,
+    Join,
     Resume,
     Resumed,
     Unknown,
@@ -88,9 +87,9 @@ class LeaderSession:
         self._why = ""
         """What the link was cut by."""
 
-    def begin(self, link: Link, address: Address, join: msgspec.Struct) -> None:
+    def begin(self, link: Link, address: Address, join: Join) -> None:
         """Over the first link, with its first words."""
-        self._address = address
+        self._address, self.token = address, join.session
         link.send(packed(join))
         self._session.attach(link, 0)
 

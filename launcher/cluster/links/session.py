@@ -108,6 +108,11 @@ class Session:
         link.begin(self._on_frame, self._on_end, MAX_FRAME_BYTES + _HEADER.size)
 
     @property
+    def n_heard(self) -> int:
+        """How many messages the other side has said that it has received."""
+        return self._n_sent - len(self._unheard)
+
+    @property
     def has_link(self) -> bool:
         """Its last one was not cut."""
         return self._link is not None
@@ -131,6 +136,7 @@ class Session:
             self._watch.cancel()
         if self._link is not None:
             self._link.close()
+        self._n_sent = self.n_heard
         self._unheard.clear()
 
     def end(self, why: str) -> None:

@@ -40,7 +40,7 @@ from launcher.host.fitness.findings import Device, HostReport
 from launcher.host.loop import Loop
 from launcher.joblog.event_sink import EventSink, Sender
 from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, RankExited, RankLost, RankStarted, StopRequested
-from launcher.options import RunOptions
+from launcher.options import Rendezvous, RunOptions
 from odyssey.errors import OdysseyError
 from odyssey.protocol.frames import frame
 from odyssey.protocol.reports import Finished, Report
@@ -109,11 +109,13 @@ def has_ended(connection: socket.socket) -> bool:
 class LeaderOnALoop:
     """A leader on a loop of its own, with real connections to it. Nobody is lost by silence."""
 
-    def __init__(self, report: HostReport | None = None, number: int = AT_ENDPOINT) -> None:
+    def __init__(
+        self, report: HostReport | None = None, number: int = AT_ENDPOINT, rendezvous: Rendezvous = Rendezvous.C10D
+    ) -> None:
         """`report`: on its host, where hosts are compared."""
         self.now = 0.0
         self.loop = Loop(lambda: self.now)
-        options = RunOptions("train.py", min_agents=1, max_agents=4)
+        options = RunOptions("train.py", min_agents=1, max_agents=4, rendezvous=rendezvous)
         self.roster = Roster(options, AgentInfo(number, "here", 1, 1, port=9), 0.0, report)
         self.joined: list[AgentInfo] = []
         self.lost: list[tuple[int, str]] = []
@@ -469,6 +471,8 @@ def test_who_waits_knows_the_others_and_gets_a_place_when_its_host_has_cooled_do
     """All are of one host, of which two agents are lost."""
     leader.roster.has_begun = True
     members = [leader.member() for _ in range(3)]
+    for member in members:
+        member.hear(wire.FromLeader)
     waiting = leader.peer()
     waiting.say_frame(packed(join(session=b"w" * 16)))
     leader.until(lambda: leader.said)
@@ -489,6 +493,8 @@ def test_who_waits_knows_the_others_and_gets_a_place_when_its_host_has_cooled_do
 def test_a_place_is_offered_again_to_who_waited_while_its_host_cooled_down(leader: LeaderOnALoop) -> None:
     leader.roster.has_begun = True
     members = [leader.member() for _ in range(3)]
+    for member in members:
+        member.hear(wire.FromLeader)
     waiting = [leader.peer() for _ in range(2)]
     for i, peer in enumerate(waiting):
         peer.say_frame(packed(join(session=bytes([i]) * 16)))
@@ -519,6 +525,48 @@ def test_away_from_the_endpoint_nobody_is_taken_who_wants_a_job_with_another_one
         assert not leader.said
     finally:
         leader.close()
+
+
+def test_an_agent_that_asks_to_join_again_before_it_was_answered_is_no_loss_of_its_host(leader: LeaderOnALoop) -> None:
+    """It gives up after --detect, and the agent that leads was busy for longer. Other processes of its host are lost later."""
+    leader.roster.has_begun = True
+    for n in range(1, 5):
+        peer = leader.peer()
+        peer.say_frame(packed(join(session=b"t" * 16)))
+        peer.connection.close()
+        leader.until(lambda n=n: len(leader.joined) == n == len(leader.lost))
+    assert not leader.said
+    for n in (5, 6):
+        member = leader.member()
+        assert isinstance(member.hear(wire.FromLeader), wire.Welcome)
+        member.say(wire.Leaving("gone"))
+        leader.until(lambda n=n: len(leader.lost) == n)
+    late = leader.peer()
+    late.say_frame(packed(join(session=b"l" * 16)))
+    leader.until(lambda: leader.said)
+    assert "agents of far were lost 2 times, so it may join in 30 s" in leader.said[0]
+
+
+def test_an_agent_that_asks_to_join_again_has_the_place_that_it_had() -> None:
+    """Its node rank is taken by nobody but itself."""
+    leader = LeaderOnALoop(rendezvous=Rendezvous.STATIC)
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        words = msgspec.structs.replace(join(port=listens.getsockname()[1]), node_rank=1)
+        first, again = leader.peer(), leader.peer()
+        first.say_frame(packed(words))
+        leader.until(lambda: leader.joined)
+        first.connection.close()
+        leader.turn()
+        again.say_frame(packed(words))
+        leader.until(lambda: len(leader.joined) == 2)
+        welcome = again.hear(wire.FromLeader)
+        assert isinstance(welcome, wire.Welcome) and welcome.number == 2
+        assert leader.lost == [(1, "it asks to join again")]
+        other = leader.peer()
+        other.say_frame(packed(msgspec.structs.replace(words, session=b"o" * 16)))
+        leader.until(lambda: leader.said)
+        assert "--node-rank 1 is taken by far" in other.hear(wire.FromLeader).what
+    leader.close()
 
 
 def test_who_would_begin_a_job_that_goes_on_elsewhere_sends_all_there(leader: LeaderOnALoop) -> None:
