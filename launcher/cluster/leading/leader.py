@@ -179,7 +179,10 @@ class Leader:
         self._roster.take_over(agents, self._loop.clock())
         awaited = {agent.number: agent for agent in agents if agent.number not in (self.number, before)}
         absent = [agent for agent in agents if agent.number == before]
-        limit = self._loop.later(patience_s if awaited else 0.0, self._has_taken_over)
+        if awaited:  # while this agent stands still nobody can come
+            limit = self._sessions.heart.clock.later(patience_s, self._has_taken_over)
+        else:
+            limit = self._loop.later(0.0, self._has_taken_over)
         self._take_over = _TakeOver(awaited, absent, processes_at, limit, done)
 
     def _has_taken_over(self) -> None:

@@ -107,10 +107,14 @@ def has_ended(connection: socket.socket) -> bool:
 
 
 class LeaderOnALoop:
-    """A leader on a loop of its own, with real connections to it. Nobody is lost by silence."""
+    """A leader on a loop of its own, with real connections to it. Nobody is lost by silence, but where `detect_s` is given."""
 
     def __init__(
-        self, report: HostReport | None = None, number: int = AT_ENDPOINT, rendezvous: Rendezvous = Rendezvous.C10D
+        self,
+        report: HostReport | None = None,
+        number: int = AT_ENDPOINT,
+        rendezvous: Rendezvous = Rendezvous.C10D,
+        detect_s: float = 1e9,
     ) -> None:
         """`report`: on its host, where hosts are compared."""
         self.now = 0.0
@@ -136,7 +140,7 @@ class LeaderOnALoop:
             self.roster,
             quorum,
             wire.Welcome(number, number, "127.0.0.1", PORT, "", "a log"),
-            1e9,
+            detect_s,
             sink,
             stopped=lambda: None,
             reached=lambda address: None,
@@ -651,6 +655,37 @@ def test_a_member_that_comes_to_a_new_leading_agent_again_before_it_was_answered
         again.say(wire.Notice("still one of us"))
         leader.until(lambda: leader.said)
         assert leader.said == ["agent 3: still one of us"] and [number for number, _ in leader.lost] == [9]
+
+
+def test_an_agent_that_stands_still_as_it_comes_to_lead_gives_its_members_their_time() -> None:
+    leader = LeaderOnALoop(detect_s=5.0)
+    agents = (AgentInfo(9, "before", 1, 1), AgentInfo(3, "far", 2, 1, address="127.0.0.1", port=1))
+    found: list[str] = []
+    leader.within.take_over(agents, 9, lambda agent: {}, 10.0, lambda: found.append("all"))
+    leader.now += 1000.0
+    leader.turn()
+    assert not found
+    peer = leader.peer()
+    peer.say_frame(packed(wire.Attach(b"a" * 16, 3, ())))
+    leader.until(lambda: found)
+    assert msgspec.msgpack.decode(peer.hear_frame(), type=wire.Answer) == wire.Resumed(0)
+    assert [number for number, _ in leader.lost] == [9]
+    leader.close()
+
+
+def test_members_that_do_not_come_to_who_leads_in_their_time_are_lost() -> None:
+    leader = LeaderOnALoop(detect_s=5.0)
+    agents = (AgentInfo(9, "before", 1, 1), AgentInfo(3, "far", 2, 1, address="127.0.0.1", port=1))
+    leader.within.take_over(agents, 9, lambda agent: {}, 10.0, lambda: None)
+    began = leader.now
+
+    def passes() -> bool:
+        leader.now += 0.5
+        return bool(leader.lost)
+
+    leader.until(passes)
+    assert [number for number, _ in leader.lost] == [9, 3] and leader.now >= began + 10.0
+    leader.close()
 
 
 def computes(host: str, digest: str) -> HostReport:
