@@ -12,6 +12,7 @@ import ipaddress
 import socket
 
 from launcher.cluster.links.connect import Address
+from launcher.cluster.links.link import unmapped
 from odyssey.errors import UsageError
 
 N_CONTROL_PORTS = 8
@@ -32,7 +33,7 @@ def resolve(host: str, port: int, option: str) -> list[Address]:
     except (socket.gaierror, UnicodeError) as error:
         why = getattr(error, "strerror", "") or str(error)
         raise UsageError(f"{option} {host}: {why}", "name a host that this one can resolve, or give an address") from None
-    addresses = [Address(str(its[0]), port) for *_, its in found]
+    addresses = [Address(unmapped(str(its[0])), port) for *_, its in found]
     return list(dict.fromkeys(addresses))
 
 

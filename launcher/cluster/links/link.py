@@ -17,6 +17,11 @@ N_READS = 16
 """In a row, before the loop's other business: one side that never stops sending is not all there is."""
 
 
+def unmapped(address: str) -> str:
+    """An IPv4 address as such, also at a socket of IPv6: as others know it, and can connect to it without IPv6."""
+    return address.removeprefix("::ffff:") if "." in address else address
+
+
 class Link:
     """`received(body)` for each frame; `ended(why)` once, when the other side is gone or a frame is none of its own.
 
@@ -58,7 +63,7 @@ class Link:
         """The addresses of this side and of the other one; empty where the connection is gone."""
         try:
             assert self._socket is not None
-            return self._socket.getsockname()[0], self._socket.getpeername()[0]
+            return unmapped(self._socket.getsockname()[0]), unmapped(self._socket.getpeername()[0])
         except (OSError, AssertionError):
             return "", ""
 

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cluster.links import addresses, secret
+from launcher.cluster.links.accept import Acceptor
 from launcher.cluster.links.authentication import Answering, Denied, Keys, Opening, seal
+from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.heart import Heart
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
@@ -143,6 +145,28 @@ def test_a_frame_that_is_not_the_next_one_of_the_other_side_ends_the_link(loop: 
     assert end.frames == [b"first", b"second"][: 2 if what == "again" else 1]
     assert len(end.ends) == 1 and not end.link.is_open
     theirs.close()
+
+
+def test_who_has_come_by_ipv4_to_a_socket_of_ipv6_is_known_by_its_ipv4_address(loop: FakeLoop) -> None:
+    """So others can connect to it that have no IPv6, and connections to it are known for its own."""
+    listener = addresses.listen("", socket.AF_INET6, [0])
+    port = int(listener.getsockname()[1])
+    found: list[tuple[str, str]] = []
+    door = Acceptor(loop, listener, KEY, PORT, 9, lambda link, _: (found.append(link.addresses), link.close()))
+    for host in ("127.0.0.1", "::1"):
+        n, links = len(found), list[Link]()
+
+        def connected(link: Link, _at: Address, links: list[Link] = links) -> None:
+            links.append(link)
+            link.send(b"first")
+
+        Connector(loop, [Address(host, port)], KEY, PORT, connected=connected, failed=lambda why, _: pytest.fail(why))
+        while len(found) == n:
+            turn(loop)
+        links[0].close()
+    door.close()
+    assert found == [("127.0.0.1", "127.0.0.1"), ("::1", "::1")]
+    assert addresses.resolve("::ffff:10.0.0.1", 5, "the endpoint") == [Address("10.0.0.1", 5)]
 
 
 def test_seals_depend_on_the_key_the_number_and_the_body() -> None:
