@@ -119,6 +119,8 @@ def let_go(job: JobState) -> Actions:
 
 def _let_go(job: JobState, ranks: Set[Rank]) -> Actions:
     job.ranks.enter_all(ranks, RankState.LEAVING)
+    if job.replicas:
+        job.replicas.left |= ranks
     return (EndRanks(tuple(sorted(ranks))),) if ranks else ()
 
 

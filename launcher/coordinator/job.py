@@ -149,7 +149,9 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     _note_end(job, body)
     has_failed = body.cause.kind is CauseKind.EXIT or job.ranks.state(rank) is RankState.FAILING
     is_newcomer, is_leaving = _is_newcomer(job, rank), job.ranks.state(rank) is RankState.LEAVING
-    job.leaving.pop(rank, None)
+    was_to_leave = job.leaving.pop(rank, None) is not None
+    if job.replicas and was_to_leave:
+        job.replicas.left.add(rank)
     job.due.pop(rank, None)
     job.slow.pop(rank, None)
     if is_leaving:

@@ -80,8 +80,13 @@ def prices(job: JobState) -> Prices:
     start_s = job.recovery.joined_after_s
     since_s = now - (its.began_at if its.saved is None else its.saved.at)
     until_s = since_s if its.save_every_s is None else max(0.0, its.save_every_s - since_s)
-    missing = 1.0 - len(job.members) / job.world.n_ranks
-    return Prices(missing * until_s + start_s, since_s + start_s)
+    return Prices(len(_missing(job)) / job.world.n_ranks * until_s + start_s, since_s + start_s)
+
+
+def _missing(job: JobState) -> set[Rank]:
+    """Ranks that are to be had back: not those that were asked to leave."""
+    left = job.replicas.left if job.replicas is not None else set()
+    return set(job.world.numbers) - job.members - left
 
 
 def _is_auto(job: JobState) -> bool:
@@ -145,7 +150,7 @@ def saved(job: JobState, body: Saved) -> Actions:
     if its.saved is None or body.step > its.saved.step:  # else another rank tells of the same state
         its.save_every_s = None if its.saved is None else now - its.saved.at
         its.saved = SavedState(body.step, now)
-    missing = set(job.world.numbers) - job.members - job.world.slots_lost
+    missing = _missing(job) - job.world.slots_lost
     if job.status is Status.RUNNING and _is_auto(job) and missing:
         job.gives_up = f"the script has saved its state: {ranks_text(missing)} can come back"
     return ()

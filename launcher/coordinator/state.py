@@ -201,13 +201,15 @@ class Replicas:
     """A script whose ranks each have the whole model and a loop of their own (replicas.py).
 
     The attempt began at `began_at`. `saved`: its newest checkpoint, and `save_every_s`: how long before it the last one was;
-    None where it has none. `is_told`: people know what fewer ranks are to the script.
+    None where it has none. `is_told`: people know what fewer ranks are to the script. `left`: ranks that have gone as
+    they were asked to, or are about to.
     """
 
     began_at: float
     saved: SavedState | None = None
     save_every_s: float | None = None
     is_told: bool = False
+    left: set[Rank] = field(default_factory=set)
 
 
 @dataclass(slots=True)
