@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.agent.part import Part
+from launcher.cluster.endpoint import AT_ENDPOINT
 from launcher.cluster.endpoint_watch import EndpointWatch
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.quorum import Quorum
@@ -59,8 +60,8 @@ class OtherJobs:
         part = self._part
         if part.local.code is not None or part.listener is None:
             return None
-        address = self._leader.us.address or here
-        return LedBy(part.local.options.run_id, address, part.listener.port, part.coordination.job)
+        address, options = self._leader.us.address or here, part.local.options
+        return LedBy(options.run_id, address, part.listener.port, part.coordination.job, options.master_addr)
 
     def _answered(self, words: LedBy) -> None:
         """At the endpoint."""
@@ -70,7 +71,9 @@ class OtherJobs:
 
     def _told(self, link: Link, words: LedBy) -> None:
         part, ours = self._part, self._part.coordination.job
-        if self._roster.is_of(words.run_id) and not self._roster.has_begun:
+        if part.number != AT_ENDPOINT and words.endpoint != part.local.options.master_addr:
+            pass  # it looks at its own endpoint, which is on this host, and where another agent may begin a job
+        elif self._roster.is_of(words.run_id) and not self._roster.has_begun:
             at = Address(words.host, words.port)
             self._leader.end(words)
             part.local.sink.say(f"the job of this endpoint goes on: it is led at {at}, and this agent joins it there")

@@ -76,12 +76,13 @@ class WhichJob(msgspec.Struct, frozen=True, order=True):
 
 class LedBy(msgspec.Struct, frozen=True, tag=True):
     """An agent leads the job, and is reached there: first words to who may begin a job of the same `run_id`, or has begun one,
-    and the answer of an older one; or to who wants to join (then `job` is not said)."""
+    and the answer of an older one; or to who wants to join (then `job` and `endpoint`, as for Join, are not said)."""
 
     run_id: str
     host: Name
     port: Port
     job: WhichJob | None = None
+    endpoint: Name = ""
 
     def __post_init__(self) -> None:
         check_ip_address(self.host)

@@ -153,6 +153,7 @@ class LeaderOnALoop:
         self.part: Any = SimpleNamespace(
             local=SimpleNamespace(options=options, sink=sink, code=None, begin_anew=self._fail),
             listener=self.listener,
+            number=number,
             coordination=SimpleNamespace(job=None),
         )
         OtherJobs(self.part, self.roster, self.within, quorum)
@@ -594,11 +595,27 @@ def test_of_two_jobs_that_have_begun_the_younger_one_ends(leader: LeaderOnALoop)
         leader.turn()
         if answer:
             words = msgspec.msgpack.decode(peer.hear_frame(), type=wire.LedBy)
-            assert words == wire.LedBy("", "127.0.0.1", leader.address[1], leader.part.coordination.job)
+            assert words == wire.LedBy("", "127.0.0.1", leader.address[1], leader.part.coordination.job, "127.0.0.1")
         assert leader.ends(peer.connection)
         assert len(leader.fed) == found
     (stop,) = leader.fed
     assert isinstance(stop, StopRequested) and "led at 10.0.0.7:5" in stop.reason and not leader.led_elsewhere
+
+
+@pytest.mark.parametrize("number", [AT_ENDPOINT, 5])
+def test_a_job_with_another_endpoint_is_no_older_one_of_this_one(number: int) -> None:
+    """Who leads it looks at its own endpoint, at the host of which this agent leads, away from its own. One that is at the
+    endpoint of its job may know that by another name."""
+    leader = LeaderOnALoop(number=number)
+    try:
+        leader.roster.has_begun, leader.part.coordination.job = True, WhichJob(5.0, "h1:7")
+        for endpoint, is_heard in (("other", number == AT_ENDPOINT), ("127.0.0.1", True)):
+            n, peer = len(leader.fed), leader.peer()
+            peer.say_frame(packed(wire.LedBy("", "10.0.0.7", 5, WhichJob(4.0, "h9:1"), endpoint)))
+            assert leader.ends(peer.connection)
+            assert (len(leader.fed) > n) == is_heard
+    finally:
+        leader.close()
 
 
 def test_who_would_begin_a_job_hears_that_one_lives_that_nobody_leads(leader: LeaderOnALoop) -> None:
