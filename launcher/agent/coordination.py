@@ -93,8 +93,9 @@ class Coordination:
     def assignment(self, rank: Rank) -> RankAssignment:
         """The assignment of a process of the rank that is started now."""
         world = self.state.world
-        found = assigned(self._options, world.seated, world.restarts.n, world.attempt)[rank]
-        return replace(found, max_restarts=world.restarts.policy.max_restarts, last_failure=world.last_failure)
+        restarts = world.restarts
+        found = assigned(self._options, world.seated, restarts.n, world.attempt)[rank]
+        return replace(found, max_restarts=restarts.policy.max_restarts, last_failure=restarts.last_failure)
 
     @property
     def is_plain(self) -> bool:

@@ -148,8 +148,8 @@ class Executor:
     def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        sink = self._local.sink
-        self._deadline = None if seconds is None else self._local.loop.later(seconds, lambda: sink.event(Tick()))
+        tick = Tick(self._coordination.state.world.deadline)
+        self._deadline = None if seconds is None else self._local.loop.later(seconds, partial(self._local.sink.event, tick))
 
     def _record(self, body: Body) -> None:
         if isinstance(body, JobEnded):

@@ -158,7 +158,7 @@ def _judge(plain: PlainState) -> Actions:
         help = (cause.help if cause is not None else "") or decision.help
         return end(plain, 1, f"{reason}; {decision.why}" if decision.why else reason, help)
     restarts.take(decision)
-    world.first_failure, world.last_failure = "", reason
+    world.first_failure, restarts.last_failure = "", reason
     plain.is_backing_off = decision.wait_s > 0
     when = f" in {decision.wait_s:g} s, as this is the {decision.why_wait}" if decision.wait_s else ""
     count = f"restart {restarts.n} of {restarts.policy.max_restarts}"

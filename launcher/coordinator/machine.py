@@ -10,21 +10,30 @@ from __future__ import annotations
 
 from launcher.coordinator import elastic
 from launcher.coordinator import job as jobs
-from launcher.coordinator.actions import Record, Spawn
+from launcher.coordinator.actions import Record, SetDeadline, Spawn
 from launcher.coordinator.decision import Actions, end, if_failed_and_gone
 from launcher.coordinator.ranks import RankRecord, Ranks, RankState
 from launcher.coordinator.restart_policy import Policy
 from launcher.coordinator.state import JobState, PlainState, Recovery, Replicas, State, Status
 from launcher.failures.root_cause import is_from_outside
-from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, UnitFinal
+from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, Tick, UnitFinal
 from odyssey.protocol.reports import Broken, Hello
 
 
 def step(state: State, event: Event) -> tuple[State, Actions]:
     """Take in one event. Decisions and notes in a log are outputs: they change nothing. The state that was given is void.
 
-    What is of an older generation changes nothing (I4).
+    What is of an older generation changes nothing (I4), nor does a deadline that was replaced or taken back.
     """
+    if isinstance(event.body, Tick) and event.body.deadline != state.world.deadline:
+        return state, ()
+    state, actions = _answered(state, event)
+    if any(isinstance(action, SetDeadline) for action in actions):
+        state.world.deadline += 1
+    return state, actions
+
+
+def _answered(state: State, event: Event) -> tuple[State, Actions]:
     body, world = event.body, state.world
     if state.status is Status.ENDED or type(body) not in _HEARD:
         return state, ()

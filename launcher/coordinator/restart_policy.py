@@ -152,11 +152,13 @@ def _ordinal(number: int) -> str:
 
 @dataclass(slots=True)
 class Restarts:
-    """The restarts of a job: what is allowed, what came of earlier failures, and how many there were."""
+    """The restarts of a job: what is allowed, what came of earlier failures, how many there were, and why there was the last
+    one of all ranks."""
 
     policy: Policy = field(default_factory=Policy)
     past: Past = field(default_factory=Past)
     n: int = 0
+    last_failure: str = ""
 
     def may_respawn(self, now: float) -> bool:
         """Whether a single rank of a Job may be started again: the count and the limit are the job's, the rest does not fit."""

@@ -73,8 +73,9 @@ class World:
     since the last generation that ran.
 
     `agents`: where there are several, all that are there; `seated`: those through whom the ranks are numbered, in that order,
-    whether they are still there or not. `attempt`: how often all ranks of a plain script have been started again;
-    `last_failure`: why. `first_failure`: what was noticed first, and ends the attempt or the job. `now`: of the newest event.
+    whether they are still there or not. `attempt`: how often all ranks of a plain script have been started again.
+    `first_failure`: what was noticed first, and ends the attempt or the job. `deadline`: the number of the one that was set, or
+    taken back, last. `now`: of the newest event.
     """
 
     started: JobStarted | None = None
@@ -87,10 +88,10 @@ class World:
     generation: int = 0
     restarts: Restarts = field(default_factory=Restarts)
     attempt: int = 0
-    last_failure: str = ""
     first_failure: str = ""
     losses: Losses = field(default_factory=Losses)
     started_at: float = 0.0
+    deadline: int = 0
     now: float = 0.0
 
     @property

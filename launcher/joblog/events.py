@@ -269,7 +269,9 @@ class StoreLost(msgspec.Struct, frozen=True, tag="store_lost"):
 
 
 class Tick(msgspec.Struct, frozen=True, tag="tick"):
-    """Time has passed; written only where it changes a decision (a deadline)."""
+    """A deadline has passed. `deadline`: its number, among all that the job has set."""
+
+    deadline: int
 
 
 class StopRequested(msgspec.Struct, frozen=True, tag="stop_requested"):

@@ -238,7 +238,8 @@ class SimulatedJob:
             case Kill(rank=rank, cause=Cause() as cause):
                 self._later(0.0, lambda: self._feed(RankLost(rank, cause, slot_lost=self._is_gone(rank))))
             case SetDeadline(seconds=seconds):
-                self._dues.set_deadline(None if seconds is None else self._now_s + seconds, lambda: self._feed(Tick()))
+                tick = Tick(self._state.world.deadline)
+                self._dues.set_deadline(None if seconds is None else self._now_s + seconds, lambda: self._feed(tick))
 
     def _later(self, seconds: float, then: Callable[[], None], *, is_report: bool = False) -> None:
         """`is_report`: it is void when another generation has begun."""

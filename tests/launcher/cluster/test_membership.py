@@ -33,6 +33,7 @@ from launcher.joblog.events import (
     RankExited,
     RankLost,
     RankStarted,
+    Tick,
 )
 from launcher.options import Rendezvous, RunOptions
 from odyssey.plan.worker import Rank
@@ -428,6 +429,20 @@ def test_with_too_few_agents_it_waits_for_one_to_come_back() -> None:
     assert not talk.spawned() and SetDeadline(600.0) in talk.actions
     talk.tell(AgentJoined(AgentInfo(2, "b", 9, 1)))
     assert talk.spawned() == [0, 1, 2] and SetDeadline(None) in talk.actions
+
+
+def test_a_deadline_that_another_has_replaced_ends_no_wait_for_an_agent() -> None:
+    """Ranks were to end within it, and the last one's end was on its way to be decided when it passed."""
+    talk = Talk(min_agents=2, max_restarts=3)
+    talk.tell(AgentLost(talk.agents[1], "gone"))
+    to_end = Tick(talk.state.world.deadline)
+    talk.tell(RankExited(0))
+    talk.tell(RankExited(1))
+    to_come = Tick(talk.state.world.deadline)
+    talk.tell(to_end)
+    assert not talk.actions and talk.state.status is Status.RESTARTING
+    talk.tell(to_come)
+    assert [ended.code for ended in talk.ended()] == [1]
 
 
 def test_a_job_begins_without_an_agent_that_is_lost_before_it_is_built() -> None:

@@ -263,7 +263,7 @@ class Talk:
             case "pass":
                 self.now += ranks[0]
             case "tick":
-                yield Tick()
+                yield Tick(self.state.world.deadline)
             case "leads":
                 yield LeaderChanged(AgentInfo(int(ranks[0]), "far", 1, 1))
             case "back":

@@ -512,7 +512,7 @@ class Job(RuleBasedStateMachine):
     @precondition(lambda self: self.talk.state.status in (Status.PAUSING, Status.MOVING, Status.RUNNING))
     def a_deadline_passes(self, patience: int) -> None:
         if patience == 0:
-            self.feed(Tick())
+            self.feed(Tick(self.talk.state.world.deadline))
 
     @rule(data=st.data())
     def an_old_report_arrives(self, data: st.DataObject) -> None:
@@ -576,7 +576,7 @@ class Job(RuleBasedStateMachine):
             elif self.talk.state.status is Status.DRAINING:
                 self.all_pass_a_unit()
             elif self.talk.state.status is Status.RESTARTING:
-                self.feed(Tick())  # a pause before it is over
+                self.feed(Tick(self.talk.state.world.deadline))  # a pause before it is over
             elif self.is_asked and self.talk.asked is not None:
                 self.answered = ask = self.talk.asked
                 if ask.plan is not None and not ask.untrained and lacks_layers(ask):

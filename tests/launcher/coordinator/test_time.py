@@ -43,7 +43,7 @@ class SlowJob(Job):
         self.deadline_s = None
         started_for_a_plan = {Status.MOVING: RankState.STARTING, Status.RUNNING: RankState.JOINED}.get(state.status)
         awaited = state.world.ranks.of(started_for_a_plan) if started_for_a_plan is not None else set()
-        actions = self.talk.feed(Tick())
+        actions = self.talk.feed(Tick(state.world.deadline))
         hard = [action for action in actions if isinstance(action, Kill | End | EndRanks)]
         assert all(isinstance(action, Kill) and action.rank in awaited for action in hard), f"{seconds:g} s passed: {hard}"
         for action in actions:
