@@ -72,6 +72,8 @@ class Replication:
                 self._give_votes((*self._leader.present(), agent))
             case AgentLost(agent=agent) if agent.number != self._leader.number:
                 self._give_votes(self._leader.present())
+            case LeaderChanged():  # a change that waited is lost with the term, though the same one may lead on
+                self._give_votes(self._leader.present())
 
     def found(self, agents: tuple[AgentInfo, ...]) -> None:
         """The job is about to begin with these: who votes is agreed upon first, so that from its first event on it does not

@@ -6,15 +6,21 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from launcher.agent.replication import Replication
 from launcher.cluster import agreement
 from launcher.cluster.agreement import Agreement
 from launcher.cluster.links import addresses
 from launcher.cluster.links.connect import Address
 from launcher.cluster.listener import Listener
+from launcher.coordinator.state import PlainState
 from launcher.host.loop import Loop
+from launcher.joblog.events import AgentInfo, AgentJoined, Body, Event
+from launcher.options import RunOptions
 from tests.launcher.cluster.links import KEY, PORT
 
 pytestmark = pytest.mark.timeout(120)
@@ -152,6 +158,60 @@ def test_another_one_leads_and_loses_nothing(agents: Agents) -> None:
     left.close()
     leads.agreement.propose(b"14")
     assert leads.state == said(0, 15)
+
+
+class Leading(Agent):
+    """It leads as the leading agent of a job does; its ranks are not there, nor is anybody's watch."""
+
+    def __init__(self, loop: Loop, number: int) -> None:
+        super().__init__(loop, number)
+        self.agents = [AgentInfo(number, "host", 1, 1)]
+        self.happened: list[Event] = []
+        sink = SimpleNamespace(say=lambda text: None, event=self.happens)
+        processes = SimpleNamespace(stillness=SimpleNamespace(hold=lambda is_held: None))
+        options = RunOptions("train.py", detect_s=60.0)
+        local = SimpleNamespace(loop=loop, options=options, code=None, sink=sink, processes=processes)
+        coordination = SimpleNamespace(state=PlainState())
+        part = SimpleNamespace(local=local, agreement=self.agreement, coordination=coordination, know_agent=lambda agent: None)
+        leader = SimpleNamespace(number=number, us=self.agents[0], present=lambda: tuple(self.agents))
+        hangs, others = SimpleNamespace(stop=lambda: None), SimpleNamespace(watch_endpoint=lambda is_there: None)
+        quorum = SimpleNamespace(vote=self.vote)
+        self.replication = Replication(*cast(Any, (part, leader, quorum, hangs, None, others)))
+        self.replication.decide_by(self._has_happened)
+
+    def happens(self, body: Body) -> None:
+        self.replication.take(Event(0.0, 0, "agent", body))
+
+    def _has_happened(self, event: Event) -> None:
+        self.replication.note(event)
+        self.happened.append(event)
+
+    def join(self, other: Agent) -> None:
+        """It has come to this one."""
+        self.agents.append(AgentInfo(other.number, "host", 1, 1))
+        self.happens(AgentJoined(self.agents[-1]))
+
+
+def test_one_that_has_joined_votes_though_the_network_was_out_before_it_had_the_log(agents: Agents) -> None:
+    first = Leading(agents.loop, 0)
+    agents.all.append(first)
+    second, third, late = agents.more(3)
+    first.replication.found(())
+    first.replication.take_over()
+    for other in (second, third):
+        first.join(other)
+    agents.until(lambda: first.voters == {0, 1, 2})
+    everywhere = dict(first.where)
+    del first.where[late.number]
+    first.join(late)
+    agents.until(lambda: len(first.happened) == 3)
+    for one in agents.all:
+        one.where.clear()
+    agents.until(lambda: not first.agreement.is_in_charge)
+    for one in agents.all:
+        one.where |= everywhere
+    agents.until(lambda: first.voters == {0, 1, 2, 3})
+    assert first.agreement.is_in_charge
 
 
 def test_too_few_decide_nothing(agents: Agents) -> None:
