@@ -97,11 +97,9 @@ class Leader:
 
     def _begun(self, session: Session, words: Join | Attach, link: Link) -> None:
         """Another agent has come."""
-        here, there = link.addresses
         if isinstance(words, Attach):
             assert self._take_over is not None
             info = self._take_over.awaited.pop(words.number)
-            self._reached(here)
             self._roster.attached(info, words.session, words.report)
             agent = self._take_in(session, words, info)
             agent.adopt(self._take_over.processes_at(info.number), words.told)
@@ -110,18 +108,31 @@ class Leader:
             if not self._take_over.awaited:
                 self._has_taken_over()
             return
+        here, there = link.addresses
         join = replace(words, address=words.address or there)
-        session.handle(lambda message: None, lambda why: self._sessions.forget(join.session))
+        session.handle(lambda message: None, lambda why: self._give_up(session, join))
         led_at = Address(self.us.address or here, self.us.port)
         if self.number != AT_ENDPOINT and (other := self._roster.other_job(join, led_at)) is not None:
             session.send(other)
-            return
+        elif self._is_over:
+            session.send(self._farewell)
+        else:
+            self._sessions.try_out(session, Address(join.address, join.port), partial(self._tried_out, session, join))
+
+    def _tried_out(self, session: Session, join: Join, why_not: str) -> None:
+        """It has a place only if others get through to where it listens: what all agree upon comes to it there, and not by a
+        link of its own."""
+        is_told = self._roster.unreached.pop(join.session, "")
+        if why_not:
+            self._roster.unreached[join.session] = f"nobody gets through to the agent of {join.host} at {why_not}"
+            if is_told:
+                return
+        self._waiting.pop(session, None)
         if self._over is not None:
             session.send(self._farewell)
             return
         answer = self._roster.join(join, self._loop.clock())
         if isinstance(answer, AgentInfo):
-            self._reached(here)
             self._take_in(session, join, answer)
             self._introduce(answer)
             self._quorum.joined(answer)
@@ -131,7 +142,6 @@ class Leader:
             self._sink.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
             self._waiting[session] = join
             self._offer_later(join)
-            session.handle(lambda message: None, lambda why: self._give_up(session))
             self._tell_waiting()
             self._quorum.look()
         else:
@@ -144,6 +154,8 @@ class Leader:
 
         agent = RemoteAgent(info, session, self._sink, lost=lost, stopped=self._stopped)
         self.agents[info.number] = agent
+        if here := session.here:
+            self._reached(here)
         agent.welcome(self._welcome)
         self._tell_waiting()
         return agent
@@ -254,8 +266,8 @@ class Leader:
                 waiting.send(answer)
                 self._sink.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
 
-    def _give_up(self, waiting: Session) -> None:
-        join = self._waiting.pop(waiting)
+    def _give_up(self, waiting: Session, join: Join) -> None:
+        self._waiting.pop(waiting, None)
         self._roster.give_up(join.session, self._loop.clock())
         self._sessions.forget(join.session)
 
@@ -281,8 +293,8 @@ class Leader:
 
     def leave(self) -> None:
         """Wait no longer for members to end: they find themselves alone, if they find anything."""
-        for waiting in list(self._waiting):
-            self._give_up(waiting)
+        for waiting, join in list(self._waiting.items()):
+            self._give_up(waiting, join)
         for agent in self._here():
             self._sink.say(f"agent {agent.info.number} ({agent.info.host}) does not end, and is left alone")
             agent.end("it did not end")

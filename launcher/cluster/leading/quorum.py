@@ -15,6 +15,7 @@ from launcher.joblog.exit_codes import ExitCode
 
 TELL_EVERY_S = 10.0
 """How often it is said who is being waited for."""
+HELP = "have the hosts let each other through to the agents' ports, or tell with --local-addr where the others reach that agent"
 
 
 class Quorum:
@@ -36,6 +37,8 @@ class Quorum:
         self._is_over = False
         self._is_choosing = False
         self._voters: frozenset[int] = frozenset()
+        self._asked_at: float | None = None
+        """They were found, and have not agreed yet."""
         self.found: Callable[[tuple[AgentInfo, ...]], None] = lambda agents: None
         """The job is about to begin with these: `vote` is called when all have agreed that they vote."""
         self.choose: Callable[[], None] = lambda: None
@@ -78,11 +81,12 @@ class Quorum:
             self._sink.event(AgentLost(agent, why))
         else:
             self._sink.say(f"agent {agent.number} ({agent.host}) is gone: {why}")
+            self._asked_at = None
             self.look()
 
     def vote(self, voters: frozenset[int]) -> None:
         """These do from now on."""
-        self._voters = voters
+        self._voters, self._asked_at = voters, None
         self.look()
 
     def look(self) -> None:
@@ -94,16 +98,31 @@ class Quorum:
             self._compare()
             self.look()
         elif starts_at is not None and now >= starts_at and self._voters != self._roster.agents.keys():
-            self.found(tuple(self._roster.agents.values()))
+            self._ask(now)
         elif starts_at is not None and now >= starts_at:
             self._is_over = self._roster.has_begun = True
             self._sink.event(self._job_of(self._roster.in_order()))
         elif starts_at is None and now >= self._roster.gives_up_at:
             what = f"{self._roster.missing()} did not come within {self._roster.patience_s:g} s"
             help = "start the missing agents, or ask for fewer with --nnodes MIN:MAX"
-            self._sink.event(StopRequested(what, ExitCode.FAILED, help))
+            unreached = self._roster.unreached.values()
+            self._sink.event(StopRequested("; ".join((what, *unreached)), ExitCode.FAILED, HELP if unreached else help))
         else:
             self._loop.later((starts_at or self._roster.gives_up_at) - now, self.look)
+
+    def _ask(self, now: float) -> None:
+        if self._asked_at is None:
+            self._asked_at = now
+            self._loop.later(self._roster.patience_s, self.look)
+        if now - self._asked_at < self._roster.patience_s:
+            self.found(tuple(self._roster.agents.values()))
+        else:
+            what = f"{self._unheard()} did not agree within {self._roster.patience_s:g} s that the job begins"
+            self._sink.event(StopRequested(what, ExitCode.FAILED, "see the output there; " + HELP))
+
+    def _unheard(self) -> str:
+        agents = self._roster.agents
+        return " and ".join(f"agent {number} ({agents[number].host})" for number in sorted(agents.keys() - self._voters))
 
     def _compare(self) -> None:
         assert self._roster.comparison is not None
@@ -115,8 +134,12 @@ class Quorum:
         self._is_choosing = False
 
     def _tell(self) -> None:
+        if self._is_over:
+            return
         here, most = self._roster.n_here, self._roster.most
-        if here < most and not self._is_over:
+        if self._asked_at is not None:
+            self._sink.say(f"waiting for {self._unheard()} to agree that the job begins")
+        elif here < most:
             text = f"leading at {self._where}: {here} of {most} agents here, waiting for {self._roster.missing()}"
-            self._sink.say(text)
-            self._loop.later(TELL_EVERY_S, self._tell)
+            self._sink.say("; ".join((text, *self._roster.unreached.values())))
+        self._loop.later(TELL_EVERY_S, self._tell)

@@ -53,6 +53,8 @@ class Roster:
         self._taken_over: set[int] = set()
         self._sessions: dict[int, bytes] = {}
         """The sessions of agents that were compared, by number."""
+        self.unreached: dict[bytes, str] = {}
+        """Agents that have come and have no place, as nobody gets through to where they listen: by their sessions, and why."""
         self._note_enough(now)
 
     def join(self, join: Join, now: float) -> AgentInfo | WaitForPlace | Refused:
@@ -73,6 +75,8 @@ class Roster:
                 f"--node-rank {join.node_rank} is taken by {same[0].host} (process {same[0].pid})",
                 "give each agent a node rank of its own",
             )
+        if why := self.unreached.get(join.session):
+            return WaitForPlace(why)
         if self.comparison is not None:
             self.comparison.add(join)
             self._note_enough(now)
@@ -161,6 +165,7 @@ class Roster:
 
     def give_up(self, session: bytes, now: float) -> None:
         """An agent that waited for a place is gone."""
+        self.unreached.pop(session, None)
         if self.comparison is not None:
             self.comparison.remove(session)
             self._note_enough(now)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from launcher.cluster.leading.silence import Silence
-from launcher.cluster.links.connect import Address, Connector
+from launcher.cluster.links.connect import CONNECT_S, Address, Connector
 from launcher.cluster.links.heart import N_BEATS, Heart
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
@@ -49,8 +49,8 @@ class Sessions:
         """Those that are not over."""
         self._forgotten: set[bytes] = set()
         """Those that are."""
-        self._connectors: dict[Session, Connector] = {}
-        """To agents whose links were cut, to see whether they live."""
+        self._connectors: dict[Session | Callable[[str], None], Connector] = {}
+        """To agents whose links were cut, to see whether they live; and to those that have come, whether others get through."""
         self._listener: Listener | None = None
 
     def open(self, listener: Listener) -> None:
@@ -109,6 +109,28 @@ class Sessions:
 
         if session not in self._connectors:
             self._connectors[session] = self._listener.dial(address, answered, failed)
+
+    def try_out(self, session: Session, address: Address, tried: Callable[[str], None]) -> None:
+        """See whether others get through to where this agent listens, until they do: `tried(why_not)`, in the end empty."""
+        assert self._listener is not None
+
+        def answered(why_not: str) -> None:
+            self._connectors.pop(tried)
+            if session.is_over:
+                return
+            if why_not:
+                self._loop.later(CONNECT_S, again)
+            tried(why_not)
+
+        def again() -> None:
+            if not session.is_over:
+                self.try_out(session, address, tried)
+
+        def connected(link: Link, _address: Address) -> None:
+            link.close()
+            answered("")
+
+        self._connectors[tried] = self._listener.dial(address, connected, lambda why, _is_refused: answered(why))
 
     def _look_again(self, address: Address, session: Session, why: str) -> None:
         if session in self._by_token.values() and not session.is_over and not session.has_link:

@@ -117,6 +117,11 @@ class Session:
         """Its last one was not cut."""
         return self._link is not None
 
+    @property
+    def here(self) -> str:
+        """The address of this host by which the other side has come; empty while the link is cut."""
+        return self._link.addresses[0] if self._link is not None else ""
+
     def send(self, message: msgspec.Struct) -> None:
         """Over the present link or a later one. Nothing, once the other side is lost."""
         if self.is_over:

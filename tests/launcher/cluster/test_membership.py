@@ -14,6 +14,7 @@ import odyssey
 from benchmarks.coordinator import model
 from launcher.agent.coordination import Coordination
 from launcher.cluster.leading.cluster import Cluster
+from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.leading.roster import Roster
 from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
@@ -21,10 +22,12 @@ from launcher.coordinator.machine import step
 from launcher.coordinator.rank_assignment import assignments, homes, in_order
 from launcher.coordinator.state import PlainState, State, Status
 from launcher.host.fitness.findings import Device, HostReport
+from launcher.joblog.event_sink import EventSink, Sender
 from launcher.joblog.events import (
     AgentInfo,
     AgentJoined,
     AgentLost,
+    Body,
     Cause,
     CauseKind,
     Event,
@@ -33,11 +36,13 @@ from launcher.joblog.events import (
     RankExited,
     RankLost,
     RankStarted,
+    StopRequested,
     Tick,
 )
 from launcher.options import Rendezvous, RunOptions
 from odyssey.plan.worker import Rank
-from odyssey.protocol.reports import Hello
+from odyssey.protocol.reports import Hello, Report
+from tests.fake_loop import FakeLoop
 
 agents = st.lists(
     st.builds(
@@ -205,6 +210,66 @@ def test_strangers_are_refused_with_a_reason() -> None:
     taken = met.join(join("a", 0), 0.0)
     assert isinstance(taken, Refused) and "--node-rank 0 is taken by host (process 1)" in taken.what
     assert met.missing() == "node ranks 1, 2"
+
+
+class Waiting:
+    """A leading agent that waits for others to begin with, and what comes of it. `found`: its voters are asked for, in vain."""
+
+    def __init__(self) -> None:
+        self.loop = FakeLoop()
+        self.roster = roster(2, 2, self.loop.now, join_timeout_s=60.0)
+        self.told: list[str] = []
+        self.fed: list[Body] = []
+        self.found: list[tuple[AgentInfo, ...]] = []
+        sink = EventSink()
+        sink.read_by(self)
+        self.within = Quorum(self.roster, self.loop, "node0:29400", sink, lambda agents: pytest.fail("it begins"))
+        self.within.found = self.found.append
+        self.within.start()
+
+    def take(self, body: Body, origin: str, generation: int | None) -> None:
+        self.fed.append(body)
+        self.within.end()
+
+    def heard(self, sender: Sender, report: Report) -> None:
+        pytest.fail("there are no ranks")
+
+    def say(self, text: str) -> None:
+        self.told.append(text)
+
+    def lines_within(self, seconds: float) -> list[str]:
+        n = len(self.told)
+        self.loop.pass_s(seconds)
+        return self.told[n:]
+
+
+def test_a_job_does_not_begin_with_an_agent_that_nobody_gets_through_to_and_it_is_said_why() -> None:
+    """An agent came, and is none of the job's until it is reached."""
+    waiting, came = Waiting(), join()
+    why = "nobody gets through to the agent of other at 10.0.0.2:19400: it does not answer"
+    waiting.roster.unreached[came.session] = why
+    assert waiting.roster.join(came, waiting.loop.now) == WaitForPlace(why)
+    line = f"leading at node0:29400: 1 of 2 agents here, waiting for 1 more agent; {why}"
+    assert waiting.lines_within(10.0) == [line] and not waiting.fed
+    waiting.loop.pass_s(50.0)
+    (stop,) = waiting.fed
+    assert isinstance(stop, StopRequested) and stop.reason == f"1 more agent did not come within 60 s; {why}"
+    assert "--local-addr" in stop.help
+
+
+def test_agents_that_do_not_agree_that_a_job_begins_are_named_and_not_waited_for_for_ever() -> None:
+    waiting = Waiting()
+    waiting.loop.pass_s(5.0)
+    came = waiting.roster.join(join(), waiting.loop.now)
+    assert isinstance(came, AgentInfo)
+    waiting.within.joined(came)
+    waiting.within.vote(frozenset({0}))
+    assert waiting.lines_within(20.0) == ["waiting for agent 1 (other) to agree that the job begins"] * 2
+    waiting.loop.pass_s(39.0)
+    assert not waiting.fed
+    waiting.loop.pass_s(1.0)
+    (stop,) = waiting.fed
+    assert isinstance(stop, StopRequested) and stop.reason.startswith("agent 1 (other) did not agree within 60 s")
 
 
 def checked(host: str, digest: str, node_rank: int | None = None) -> Join:

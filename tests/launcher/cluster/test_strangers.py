@@ -23,6 +23,7 @@ import psutil
 import pytest
 import torch
 
+import odyssey
 from launcher.agent.other_jobs import LedElsewhere, OtherJobs
 from launcher.cluster import wire
 from launcher.cluster.endpoint import AT_ENDPOINT
@@ -187,11 +188,22 @@ class LeaderOnALoop:
             found.append(opened.result())
         return found[0]
 
+    def join(self, host: str = "far", version: str = odyssey.__version__, session: bytes = b"s" * 16) -> wire.Join:
+        """It says that it listens where the leader does, so that somebody answers there."""
+        return join(host, version, session, self.address[1])
+
+    def answers(self, server: socket.socket) -> None:
+        """An agent that listens there does, to one that looks whether it is reached."""
+        with ThreadPoolExecutor(1) as pool:
+            answered = pool.submit(lambda: answer_to(server.accept()[0]))
+            self.until(answered.done)
+            answered.result().connection.close()
+
     def member(self, host: str = "far") -> Peer:
         """One that has joined."""
         n = len(self.joined)
         peer = self.peer()
-        peer.say_frame(msgspec.msgpack.encode(join(host, session=os.urandom(16))))
+        peer.say_frame(msgspec.msgpack.encode(self.join(host, session=os.urandom(16))))
         self.until(lambda: len(self.joined) > n)
         return peer
 
@@ -253,6 +265,7 @@ def test_a_member_that_ends_as_it_is_looked_for_is_lost_when_nobody_listens_any_
     peer = leader.peer()
     words = join("far", session=b"e" * 16, port=server.getsockname()[1])
     peer.say_frame(msgspec.msgpack.encode(words))
+    leader.answers(server)
     leader.until(lambda: leader.joined)
     peer.connection.close()
     with ThreadPoolExecutor(1) as pool:
@@ -271,6 +284,25 @@ def test_a_member_that_ends_as_it_is_looked_for_is_lost_when_nobody_listens_any_
     assert [number for number, _ in leader.lost] == [1]
 
 
+def test_who_nobody_gets_through_to_waits_until_somebody_does(leader: LeaderOnALoop) -> None:
+    """It has come by a link of its own; what all agree upon would not come to it."""
+    peer, server = leader.peer(), socket.socket()
+    server.bind(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    peer.say_frame(packed(join(port=port)))
+    leader.until(lambda: leader.said)
+    why = f"nobody gets through to the agent of far at 127.0.0.1:{port}: Connection refused"
+    assert peer.hear(wire.FromLeader) == wire.WaitForPlace(why)
+    assert list(leader.roster.unreached.values()) == [why] and not leader.joined
+    server.listen()
+    leader.now += 10.0
+    leader.answers(server)
+    leader.until(lambda: leader.joined)
+    assert [type(peer.hear(wire.FromLeader)) for _ in range(2)] == [wire.Others, wire.Welcome]
+    assert not leader.roster.unreached
+    server.close()
+
+
 def test_a_silent_stranger_is_dismissed_in_time(leader: LeaderOnALoop) -> None:
     silent, half, speechless = leader.connect(), leader.connect(b"odyssey"), leader.peer()
     member = leader.member()
@@ -285,7 +317,7 @@ def test_a_silent_stranger_is_dismissed_in_time(leader: LeaderOnALoop) -> None:
 
 def test_who_was_refused_is_not_heard_any_more(leader: LeaderOnALoop) -> None:
     refused = leader.peer()
-    refused.say_frame(msgspec.msgpack.encode(join(version="0.0")))
+    refused.say_frame(msgspec.msgpack.encode(leader.join(version="0.0")))
     leader.until(lambda: leader.said)
     assert "is Odyssey 0.0" in refused.hear(wire.FromLeader).what
     refused.say(wire.Notice("hello"))
@@ -414,6 +446,7 @@ def test_a_member_whose_link_is_cut_goes_on_over_another_one(leader: LeaderOnALo
     first = leader.peer()
     server_socket = socket.create_server(("127.0.0.1", 0))  # it lives
     first.say_frame(packed(join(session=token, port=server_socket.getsockname()[1])))
+    leader.answers(server_socket)
     first.say(wire.Notice("one"))
     leader.until(lambda: leader.said)
     first.connection.close()
@@ -433,10 +466,10 @@ def test_a_member_whose_link_is_cut_goes_on_over_another_one(leader: LeaderOnALo
 
 def test_a_member_whose_process_is_gone_is_lost_at_once(leader: LeaderOnALoop) -> None:
     """Nobody listens where it did."""
-    with socket.create_server(("127.0.0.1", 0)) as server_socket:
-        port = server_socket.getsockname()[1]
     peer = leader.peer()
-    peer.say_frame(packed(join(port=port)))
+    with socket.create_server(("127.0.0.1", 0)) as server_socket:
+        peer.say_frame(packed(join(port=server_socket.getsockname()[1])))
+        leader.answers(server_socket)
     leader.until(lambda: leader.joined)
     peer.hear(wire.FromLeader)
     peer.connection.close()
@@ -446,7 +479,7 @@ def test_a_member_whose_process_is_gone_is_lost_at_once(leader: LeaderOnALoop) -
 
 def test_who_was_taken_for_lost_is_told(leader: LeaderOnALoop) -> None:
     member = leader.peer()
-    member.say_frame(packed(join()))
+    member.say_frame(packed(leader.join()))
     leader.until(lambda: leader.joined)
     member.say(wire.Leaving("gone"))
     leader.until(lambda: leader.lost)
@@ -479,16 +512,16 @@ def test_who_waits_knows_the_others_and_gets_a_place_when_its_host_has_cooled_do
     for member in members:
         member.hear(wire.FromLeader)
     waiting = leader.peer()
-    waiting.say_frame(packed(join(session=b"w" * 16)))
+    waiting.say_frame(packed(leader.join(session=b"w" * 16)))
     leader.until(lambda: leader.said)
     assert isinstance(waiting.hear(wire.FromLeader), wire.WaitForPlace)
-    assert waiting.hear(wire.FromLeader) == wire.Others((("127.0.0.1", 1),) * 3)
+    assert waiting.hear(wire.FromLeader) == wire.Others((leader.address,) * 3)
     members[0].say(wire.Leaving("gone"))
     leader.until(lambda: len(leader.joined) == 4)  # its place
     members[1].say(wire.Leaving("gone"))
     leader.until(lambda: len(leader.lost) == 2)
     late = leader.peer()
-    late.say_frame(packed(join(session=b"l" * 16)))
+    late.say_frame(packed(leader.join(session=b"l" * 16)))
     leader.until(lambda: len(leader.said) == 2)
     assert "so it may join in 30 s" in late.hear(wire.FromLeader).what
     leader.now += 30.0
@@ -502,7 +535,7 @@ def test_a_place_is_offered_again_to_who_waited_while_its_host_cooled_down(leade
         member.hear(wire.FromLeader)
     waiting = [leader.peer() for _ in range(2)]
     for i, peer in enumerate(waiting):
-        peer.say_frame(packed(join(session=bytes([i]) * 16)))
+        peer.say_frame(packed(leader.join(session=bytes([i]) * 16)))
         leader.until(lambda i=i: len(leader.said) > i)
     for member in members[:2]:
         member.say(wire.Leaving("gone"))
@@ -718,7 +751,7 @@ def test_who_comes_while_another_agent_begins_to_lead_is_compared_when_all_membe
     new = []
     for host, digest in (("bad", "bad"), ("new", "good")):
         new.append(leader.peer())
-        words = msgspec.structs.replace(join(session=os.urandom(16)), host=host, report=computes(host, digest))
+        words = msgspec.structs.replace(leader.join(session=os.urandom(16)), host=host, report=computes(host, digest))
         new[-1].say_frame(packed(words))
         leader.until(lambda: len(leader.said) == len(new))
     assert all("waits for a place: all hosts are compared first" in line for line in leader.said) and not leader.joined
@@ -732,7 +765,7 @@ def test_who_comes_while_another_agent_begins_to_lead_is_compared_when_all_membe
 def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: LeaderOnALoop) -> None:
     leader.within.end(wire.JobIsOver(0, "", ""))
     late = leader.peer()
-    late.say_frame(packed(join()))
+    late.say_frame(packed(leader.join()))
     leader.turn()
     leader.turn()
     answer = late.hear(wire.FromLeader)
