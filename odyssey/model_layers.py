@@ -225,22 +225,68 @@ class _Left(BaseException):
 
 
 class _Passage:
-    """What a layer got, while its forward runs, and whether its own block has got it."""
+    """What a layer got, while its forward runs, and whether its own block has got it. `name`: the model's class.
 
-    def __init__(self) -> None:
+    A checkpoint around the block calls it again in the backward, with what the forward had called it with.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.got: Any = None
-        self.has_entered = False
+        self.is_open = self.has_entered = False
+        self._is_trained = False
+
+    @contextmanager
+    def opened(self, got: Any) -> Iterator[None]:
+        """While the layer's forward runs."""
+        self.got, self.is_open, self.has_entered = got, True, False
+        self._is_trained = torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            self.got, self.is_open = None, False
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before the layer's own block is called: with what came from the layer before, whatever the forward has."""
+        """Before the layer's own block is called: with what came from the layer before, whatever the forward has. Raises
+        JobError where gradients would get lost."""
         self.has_entered = True
+        is_cut_off = self.is_open and self._is_trained and not torch.is_grad_enabled()
+        if is_cut_off and any(map(_needs_gradient, (self.got, *block.parameters()))):
+            what = f"{self._name} calls a block, {type(block).__name__}, without gradients, as a reentrant checkpoint does"
+            raise JobError(what, "give checkpoint(...) use_reentrant=False; freeze what is not to be trained")
+        got = self.in_place_of(_first(args, kwargs))
         if args:
-            return (self.got, *args[1:]), kwargs
-        return (), kwargs | {next(iter(kwargs)): self.got}
+            return (got, *args[1:]), kwargs
+        return (), kwargs | {next(iter(kwargs)): got}
+
+    def leave(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Behind the last block."""
+        if self.is_open:
+            raise _Left(output[0] if isinstance(output, tuple) else output)
+
+    def in_place_of(self, its: Any) -> Any:
+        """What this layer got, for a module that is called with `its`, which is marked: a checkpoint keeps that alone. Raises
+        JobError where it has no mark."""
+        if self.is_open:
+            is_got = its is self.got
+            if isinstance(its, torch.Tensor) and (is_got or its.grad_fn is not None):  # nothing that micro-batches share
+                its.in_its_place = _ITSELF if is_got else self.got  # type: ignore[attr-defined]
+            return self.got
+        if (got := getattr(its, "in_its_place", None)) is None:
+            what = f"{self._name} has a checkpoint around a block that cannot be computed again with what it was called with"
+            raise JobError(what, "let the block's own forward checkpoint what is within it")
+        return its if got is _ITSELF else got
 
 
-def _leave(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    raise _Left(output[0] if isinstance(output, tuple) else output)
+_ITSELF = "itself"
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 class _StandIn(nn.Module):
@@ -255,7 +301,7 @@ class _StandIn(nn.Module):
         self._passage, self._returns = passage, returns
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        got = self._passage.got
+        got = self._passage.in_place_of(_first(args, kwargs))
         return got if self._returns is None else (got, *[None] * (self._returns - 1))
 
 
@@ -263,7 +309,10 @@ class _Exit(_StandIn):
     """For a block of a later layer: what it is called with is what this layer gives."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise _Left(args[0] if args else next(iter(kwargs.values())))
+        hidden = _first(args, kwargs)
+        if self._passage.is_open:
+            raise _Left(hidden)
+        return hidden
 
 
 class ModelLayer(nn.Module):
@@ -274,7 +323,7 @@ class ModelLayer(nn.Module):
         super().__init__()
         n_blocks = len(observed.returned)
         self._is_first, self._is_last = number == 0, number == n_blocks + 1
-        self._passage = _Passage()
+        self._passage = _Passage(type(model).__name__)
         everywhere = observed.before | observed.between | observed.behind
         if self._is_first or self._is_last:
             here = observed.before if self._is_first else observed.behind
@@ -299,20 +348,18 @@ class ModelLayer(nn.Module):
         own = _copied(block)
         own.register_forward_pre_hook(self._passage.enter, with_kwargs=True)
         if index == len(returned) - 1:
-            own.register_forward_hook(_leave)
+            own.register_forward_hook(self._passage.leave)
         return own
 
     def forward(self, value: Any) -> Any:
         """The model's own input for the first layer, what the model gives from the last one."""
         given, got = (value, None) if self._is_first else (value["input"], value["hidden"])
-        self._passage.got, self._passage.has_entered = got, False
         try:
-            output = _run(self.model, given)
+            with self._passage.opened(got):
+                output = _run(self.model, given)
         except _Left as left:
             if self._is_first or self._passage.has_entered:
                 return {"hidden": left.hidden, "input": given}
-        finally:
-            self._passage.got = None
         if self._is_last:
             return output
         what = f"{type(self.model).__name__} has left out a block"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import odyssey
 from odyssey.errors import JobError
@@ -297,3 +298,73 @@ def test_a_block_that_is_left_out_in_training_is_said():
     layers = odyssey.layers_of(LeftOut())
     with pytest.raises(JobError, match="LeftOut has left out a block"):
         called(layers, torch.zeros(2, 3, dtype=torch.int64))
+
+
+class Checkpointed(Chain):
+    """Its forward has a checkpoint around each block when it trains, and arithmetic before the first and behind each."""
+
+    def __init__(self, is_reentrant: bool = False, n_together: int = 1, factor: float = 1.5) -> None:
+        super().__init__()
+        self.is_reentrant, self.n_together, self.factor = is_reentrant, n_together, factor
+
+    def through(self, first: int, hidden: Tensor) -> Tensor:
+        for block in self.blocks[first : first + self.n_together]:
+            hidden = block(hidden).tanh() * self.factor
+        return hidden
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.embedding(ids) * 2
+        for first in range(0, 3, self.n_together):
+            if self.training:
+                hidden = checkpoint(self.through, first, hidden, use_reentrant=self.is_reentrant)
+            else:
+                hidden = self.through(first, hidden)
+        return self.head(hidden)
+
+
+class CheckpointedBlocks(Chain):
+    """The same, and a block is called with just what the one before gave."""
+
+    def __init__(self, is_reentrant: bool = False) -> None:
+        super().__init__()
+        self.is_reentrant = is_reentrant
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.embedding(ids)
+        for block in self.blocks:
+            hidden = checkpoint(block, hidden, use_reentrant=self.is_reentrant) if self.training else block(hidden)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("stops_early", [True, False])
+@pytest.mark.parametrize("build", [Checkpointed, CheckpointedBlocks])
+def test_a_block_that_is_computed_again_in_the_backward_has_the_models_gradients(build, stops_early):
+    """Micro-batches are under way at the same time, as in a pipeline."""
+    model, batches = build().double(), [IDS, IDS + 3]
+    with set_checkpoint_early_stop(stops_early):
+        whole = [values_and_gradients(model, model, ids) for ids in batches]
+        layers = odyssey.layers_of(model)
+        found = [called(layers, ids) for ids in batches]
+        for output, (expected, of_model) in zip(found, whole, strict=True):
+            output.square().sum().backward()
+            assert torch.equal(output, expected)
+            assert all(torch.equal(p.grad, of_model[name]) for name, p in model.named_parameters())
+            model.zero_grad()
+
+
+@pytest.mark.parametrize("build", [Checkpointed, CheckpointedBlocks])
+def test_a_reentrant_checkpoint_around_a_block_is_refused_by_name(build):
+    layers = odyssey.layers_of(model := build(is_reentrant=True))
+    hidden = layers[0](IDS)
+    for layer in layers[1:4]:
+        with pytest.raises(JobError, match=f"{build.__name__} calls a block, Linear, without gradients") as caught:
+            layer(hidden)
+        assert "use_reentrant=False" in caught.value.help
+    model.requires_grad_(False)
+    assert called(layers, IDS).shape == (2, 5, N_TOKENS), "there is nothing to train in them"
+
+
+def test_a_checkpoint_around_several_blocks_is_refused_by_name():
+    layers = odyssey.layers_of(Checkpointed(n_together=3))
+    with pytest.raises(JobError, match="Checkpointed has a checkpoint around a block that cannot be"):
+        called(layers, IDS).square().sum().backward()
