@@ -144,7 +144,7 @@ def digest_bytes(flat: torch.Tensor) -> int:
 def digest(state: Any) -> str:
     """Hex digest of a nesting of tensors and plain values: equal for equal values, wherever and however they came about.
 
-    Only the type counts of values that are neither tensors nor numbers, strings or None.
+    Only the type counts of values that are neither tensors nor arrays, numbers, strings or None.
     """
     facts: list[tuple[str, str]] = []
     tensors: list[torch.Tensor] = []
@@ -154,10 +154,18 @@ def digest(state: Any) -> str:
             tensors.append(value)
         elif isinstance(value, bool | int | float | str | None):
             facts.append((path, repr(value)))
+        elif _is_array(value):
+            row = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
+            facts.append((path, f"{value.dtype}{value.shape}{row}"))
         else:
             facts.append((path, type(value).__name__))
     contents = [list(map(digest_bytes, _flattened(on_device, device))) for device, on_device in _by_device(tensors)]
     return hashlib.blake2b(repr((facts, contents)).encode(), digest_size=16).hexdigest()
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is numpy's, or one number of it, and not one of Python's objects."""
+    return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject
 
 
 def _flattened(tensors: list[torch.Tensor], device: torch.device) -> Iterator[torch.Tensor]:

@@ -252,18 +252,36 @@ def draws_random_numbers(data: Dataset, sample_id: int) -> bool:
         first, second = (digest(generators.seeded(0, data, sample_id)) for _ in range(2))
         has_drawn = generators.have_drawn(0)
     if first != second:
-        what = f"data[{sample_id}] gives two different values for the same sample"
-        raise JobError(what, "let a sample depend on its number, and on torch's, numpy's and random's own generators only")
+        raise _another_each_time(sample_id)
     return has_drawn
 
 
 def collating_draws(data: Dataset, micro_batch: int, collate: Collate) -> bool:
-    """Whether collating the first samples draws from torch's, Python's or numpy's generator. Torch's own collation does not."""
+    """Whether collating the first samples draws from torch's, Python's or numpy's generator. Torch's own collation does not.
+
+    Raises JobError if the same samples are another micro-batch the second time, with the same random numbers.
+    """
     if collate in (pair_of, batch_of):
         return False
     sample_ids = range(min(micro_batch, len(data)))
     with draws.apart() as generators:
-        samples = [_sample(data, sample_id) for sample_id in sample_ids]
-        generators.seed(0)
-        collate(samples, sample_ids)
-        return generators.have_drawn(0)
+
+        def collated_anew() -> tuple[list[str], str]:
+            samples = [generators.seeded(0, data, sample_id) for sample_id in sample_ids]
+            found = list(map(digest, samples))  # before `collate` changes them
+            generators.seed(0)
+            return found, digest(collate(samples, sample_ids))
+
+        (samples, first), (others, second) = collated_anew(), collated_anew()
+        has_drawn = generators.have_drawn(0)
+    if first != second:
+        if changed := [sample_id for sample_id, one, other in zip(sample_ids, samples, others, strict=True) if one != other]:
+            raise _another_each_time(changed[0])
+        what = "collate(samples) gives two different micro-batches of the same samples"
+        raise JobError(what, "let it draw from torch's, numpy's and random's own generators only, and from none that it keeps")
+    return has_drawn
+
+
+def _another_each_time(sample_id: int) -> JobError:
+    what = f"data[{sample_id}] gives two different values for the same sample"
+    return JobError(what, "let a sample depend on its number, and on torch's, numpy's and random's own generators only")

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, default_collate
 import odyssey
 from odyssey.errors import JobError
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import MapStyle, draws_random_numbers, fetch, pairs_by
+from odyssey.runtime.data import MapStyle, batches_by, draws_random_numbers, fetch, pairs_by
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.sampler import Sampler
 from tests import models
@@ -85,6 +85,25 @@ def mixed(draw):
     return collate
 
 
+def in_arrays(draw):
+    """It changes its samples in place, and what it draws is put into numpy's arrays."""
+
+    def collate(samples):
+        for sample in samples:
+            sample[0].clamp_(max=3)
+        return {"input": numpy.array([sample[0].tolist() for sample in samples]) + draw()}
+
+    return collate
+
+
+KEPT = torch.Generator(), random.Random(1), numpy.random.default_rng(1)
+OWN = {
+    "torch": lambda: int(torch.randint(10**6, (), generator=KEPT[0])),
+    "python": lambda: KEPT[1].randrange(10**6),
+    "numpy": lambda: int(KEPT[2].integers(10**6)),
+}
+
+
 class Counted(IterableDataset):
     def __iter__(self):
         yield from ((torch.tensor(i), torch.tensor(-i)) for i in range(40))
@@ -110,6 +129,36 @@ def test_collating_draws_the_same_for_all_ranks_and_each_time_and_leaves_the_gen
     drawn = [values.tolist() for values in found]
     assert drawn[:4] == drawn[4:8] == drawn[8:]
     assert len({values[0] for values in drawn}) == 4, "each micro-batch has its own"
+
+
+@pytest.mark.parametrize("data", [[(torch.tensor(i), torch.tensor(-i)) for i in range(40)], Counted()], ids=["map", "stream"])
+@pytest.mark.parametrize("kind", OWN)
+def test_collating_that_draws_from_a_generator_of_its_own_is_refused(kind, data):
+    """It would depend on how often a rank has collated."""
+    for collate in (pairs_by(mixed(OWN[kind])), batches_by(in_arrays(OWN[kind]))):
+        with pytest.raises(JobError) as caught:
+            Batches(data, 8, 4, 0, collate).samples()
+        expected = "collate(samples) gives two different" if isinstance(data, list) else "data gives other samples when"
+        assert expected in caught.value.what and "generators only" in caught.value.help
+
+
+def test_samples_that_differ_each_time_are_not_blamed_on_what_collates_them():
+    own = iter(range(1000))
+    data = [(torch.tensor(0), torch.tensor(0))] * 3 + [(torch.tensor(1), torch.tensor(1))]
+
+    class Data(list):
+        def __getitem__(self, index):
+            inputs, targets = super().__getitem__(index)
+            return inputs + (next(own) if index == 3 else 0), targets
+
+    with pytest.raises(JobError, match=r"data\[3\] gives two different values"):
+        Batches(Data(data), 8, 4, 0, pairs_by(default_collate)).samples()
+
+
+def test_a_collation_that_changes_its_samples_in_place_is_taken():
+    data = [(torch.tensor(i), torch.tensor(-i)) for i in range(40)]
+    assert not Batches(data, 8, 8, 0, batches_by(in_arrays(lambda: 0))).samples().collating_draws
+    assert data[7][0] == 3
 
 
 def test_an_evaluation_collates_the_same_each_time():
