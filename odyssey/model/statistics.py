@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import nn
@@ -59,7 +60,8 @@ class Statistics:
             )  # past autograd: the backward of another micro-batch is still to come, and uses none of them
         yield
         if facts != (now := self._facts()):
-            names = [*(f"parameter {name}" for name in self._parameters), *(f"buffer {name}" for name in self._others)]
+            names = [f"{what} {name}" for what in ("parameter", "gradient of") for name in self._parameters]
+            names += [f"buffer {name}" for name in self._others]
             changed = next(name for name, one, other in zip(names, facts, now, strict=True) if one != other)
             what = f"loss(batch) changes the model's {changed}, which would be another on each rank"
             raise JobError(what, "change it between steps, alike on all ranks; only running statistics are taken care of")
@@ -70,9 +72,10 @@ class Statistics:
 
     def _facts(self) -> list[tuple[int, int]]:
         """By what changes are seen."""
-        buffers = [buffers.get(name) for buffers, name in self._others.values()]
         facts = [(0, parameter._version) for parameter in self._parameters.values()]
-        return [*facts, *((id(buffer), 0 if buffer is None else buffer._version) for buffer in buffers)]
+        gradients = (parameter.grad for parameter in self._parameters.values())
+        buffers = (buffers.get(name) for buffers, name in self._others.values())
+        return [*facts, *((id(tensor), 0 if tensor is None else tensor._version) for tensor in chain(gradients, buffers))]
 
     def take(self) -> None:
         """The step is final, and `sums` are those of all ranks."""

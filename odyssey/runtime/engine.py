@@ -119,6 +119,7 @@ class Engine:
             self._begin(step, rest or self._whole)
             self.model.begin_step()
             self._run_program()
+            self.gradients.check_summed(self.model)
             if self.model.statistics and len(self.groups.needs.members) > 1:
                 self.groups.waiter.wait(self.groups.all_reduce(self.model.statistics.sums).wait)
             self._try.healthy.scale()

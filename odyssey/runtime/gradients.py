@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from odyssey.errors import JobError
 from odyssey.model.dtensors import like, part_of
 from odyssey.model.model import Model
 from odyssey.model.strides import order_of, strides_of
@@ -81,6 +82,14 @@ class Gradients:
         for flats in self._flats.values():
             for flat in flats:
                 flat.zero_()
+
+    def check_summed(self, model: Model) -> None:
+        """Raises JobError for a gradient that the script has put in the place of its part, or taken away, within the step."""
+        for parameter, part in self._own:
+            if parameter.grad is not part:
+                name = next(its for shard in model.shards.values() for its, p in shard.named.items() if p is parameter)
+                what = f"the gradient of {name} was replaced within a step, and is not summed over ranks"
+                raise JobError(what, "leave gradients alone in the loss, layers and hooks: a step zeroes, sums and steps them")
 
     def contracts(self, model: Model) -> dict[int, str]:
         """Reduce group -> digest of what is summed there and in which order: workers, the modules' own parameters and

@@ -389,6 +389,29 @@ def clamping(net, x):
     return net.linear(x).sum()
 
 
+def zeroing(net, x):
+    """As a loop does that was moved into the loss."""
+    torch.optim.SGD(net.parameters(), 0.1).zero_grad()
+    return net(x).sum()
+
+
+def zeroing_in_place(net, x):
+    torch.optim.SGD(net.parameters(), 0.1).zero_grad(set_to_none=False)
+    return net(x).sum()
+
+
+def going_back(net, x):
+    net(x).sum().backward()
+    return net(x).sum()
+
+
+def forgetting(net, x):
+    """As a hook does that steps an optimizer in the backward."""
+    if not net.linear.weight._post_accumulate_grad_hooks:
+        net.linear.weight.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    return net(x).sum()
+
+
 @pytest.mark.parametrize(
     ("loss", "what"),
     [
@@ -398,6 +421,10 @@ def clamping(net, x):
         (lambda net, x: net(x).sum(), "loss(batch) changes the model's buffer n_calls"),
         (replacing, "loss(batch) changes the model's buffer n_calls"),
         (clamping, "loss(batch) changes the model's parameter linear.weight"),
+        (zeroing, "loss(batch) changes the model's gradient of linear.weight"),
+        (zeroing_in_place, "loss(batch) changes the model's gradient of linear.weight"),
+        (going_back, "loss(batch) changes the model's gradient of linear.weight"),
+        (forgetting, "the gradient of layers.0.model.linear.weight was replaced within a step"),
     ],
 )
 def test_a_loss_that_would_not_train_is_refused_by_name(loss, what):
