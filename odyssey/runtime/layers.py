@@ -95,7 +95,7 @@ class Layers:
     def measure(self, order: Measure, worker: Worker, groups: Groups) -> Measured:
         """See odyssey/profiling."""
         self.model.peers.among(groups, [stage.worker for stage in order.chain])
-        with self.model.unchanged():
+        with self.model.unchanged(), draws.apart(self.device):  # not all ranks measure, nor as many layers
             return self._measure(order, worker, self.model, self._job_spec, self._backend, groups)
 
     def built(self, plan: Plan, since_s: float, kept_members: int = 0) -> None:

@@ -1,0 +1,55 @@
+"""What measuring leaves of a model, alone in a process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+import odyssey
+from odyssey.plan.needs import Needs
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.worker import Rank, worker_of
+from odyssey.profiling.measure import measure
+from odyssey.protocol.orders import Measure
+from odyssey.protocol.reports import Measured
+from odyssey.runtime.backend import Backend
+from odyssey.runtime.groups import Groups
+from odyssey.runtime.introductions import to_nobody
+from odyssey.runtime.layers import Layers
+
+ALONE = worker_of(Rank(0))
+
+
+def measured(net: nn.Module, loss: Callable[[Any], torch.Tensor]) -> Measured:
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    run = odyssey.resilient(net, optimizer, loss, [torch.ones(2)] * 8, global_batch=4, micro_batch=2)
+    spec = run._session._engine.computation.job_spec
+    groups = Groups(to_nobody, 1, Needs((ALONE,)), ALONE, run._model.device)
+    return Layers(run._model, spec, Backend(), measure).measure(Measure(1, (Stage(ALONE, 0, 1),)), ALONE, groups)
+
+
+def drawn() -> tuple[float, float, float]:
+    return float(torch.rand(())), random.random(), float(numpy.random.rand())
+
+
+def seed_all() -> None:
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+
+
+def test_measuring_leaves_the_generators_of_the_script_as_they_were() -> None:
+    """Not all ranks measure: others would draw something else from then on, such as the same weights of a head."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+
+    def loss(batch: Any) -> torch.Tensor:
+        return net(batch).mean() * (1 + sum(drawn()))
+
+    seed_all()
+    expected = drawn()
+    seed_all()
+    assert measured(net, loss).costs[0].forward_s > 0
+    assert drawn() == expected
