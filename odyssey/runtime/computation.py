@@ -177,14 +177,18 @@ class Computation:
         plan = attempt.plan
         stage = plan.layer_range(op.micro_batch, op.stage)
         leaves: list[torch.Tensor] = []
+        first, weight, target = stage.first, 0.0, None
+        counts = is_counted(plan, op.micro_batch, op.stage)
+        if plan.is_last(op.micro_batch, op.stage):
+            sample = self._sample(op, attempt)
+            weight = counts * self.job_spec.weight_of(sample, plan.samples.n_of(op.micro_batch))  # before anything changes it
+            target = on_device(sample[1], self.model.device)
         if plan.is_sharded or op.stage == 0:
             value = on_device(self._sample(op, attempt)[0], self.model.device)
         else:
             leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
             value = self._expect(stage.first - 1, op, attempt).nest(leaves)
         pieces: list[Piece] = []
-        first, weight = stage.first, 0.0
-        counts = is_counted(plan, op.micro_batch, op.stage)
         if self.model.statistics is not None:
             self.model.statistics.are_counted = counts
         cuts = attempt.reductions.cuts.get((op.stage, op.micro_batch), frozenset())
@@ -197,9 +201,7 @@ class Computation:
                 self.seed(attempt.step, plan.samples.number(op.micro_batch), 0 if plan.is_sharded else layer)
                 value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
             if plan.is_last(op.micro_batch, op.stage):
-                sample = self._sample(op, attempt)
-                weight = counts * self.job_spec.weight_of(sample, plan.samples.n_of(op.micro_batch))
-                loss, metrics = self.loss(value, on_device(sample[1], self.model.device))
+                loss, metrics = self.loss(value, target)
                 if counts and stage.stop - 1 not in plan.samples.summed(op.micro_batch):
                     attempt.tally.count(plan.samples.positions(op.micro_batch), loss, metrics, weight)
                 outputs = [loss]

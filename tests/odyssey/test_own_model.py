@@ -110,6 +110,34 @@ def test_metrics_change_nothing_and_are_the_means_over_all_samples(variant):
     assert differences(variant, {0: trained})[0] < 1e-10
 
 
+def test_a_batch_weighs_what_it_did_before_the_loss_changed_it():
+    net = job.model("tokens")
+    optimizer = job.optimizer(net, "tokens")
+    loop = job.Loop(net, optimizer, "tokens")
+
+    def loss(batch):
+        found = mean_of(net, batch, "tokens")
+        batch.pop("points")
+        batch["lengths"].zero_()
+        return found
+
+    run = odyssey.resilient(
+        net,
+        optimizer,
+        loss,
+        job.Points("tokens"),
+        global_batch=job.GLOBAL_BATCH,
+        micro_batch=job.MICRO_BATCH,
+        collate=job.padded,
+        weight=lambda batch: batch["lengths"][: len(batch["points"])].sum(),
+        seed=job.SEED,
+    )
+    losses = {step.index: step.loss for step in run.steps(job.N_STEPS)}
+    state = job.state(net, [optimizer], loop)
+    found = {"losses": losses, "state": state, "validation": run.evaluate(job.Points("tokens"))}
+    assert differences("tokens", {0: found})[0] < 1e-10
+
+
 def reference_of(variant):
     return resilient_reference.trained(variant)["state"]
 
