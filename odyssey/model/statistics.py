@@ -23,6 +23,8 @@ class Statistics:
         tracked = [module for module in model.modules() if getattr(module, "track_running_stats", False)]
         own = {id(buffer) for module in tracked for buffer in module.buffers(recurse=False)}
         named = dict(model.named_buffers())
+        self._tables = {prefix: module._buffers for prefix, module in model.named_modules()}
+        self._names = {prefix: set(buffers) for prefix, buffers in self._tables.items()}
         self._buffers = [buffer for buffer in named.values() if id(buffer) in own]
         self._parameters = dict(model.named_parameters())
         self._others = {
@@ -60,8 +62,9 @@ class Statistics:
             )  # past autograd: the backward of another micro-batch is still to come, and uses none of them
         yield
         if facts != (now := self._facts()):
+            self._check_none_is_made()
             names = [f"{what} {name}" for what in ("parameter", "gradient of") for name in self._parameters]
-            names += [f"buffer {name}" for name in self._others]
+            names += [*(f"buffer {name}" for name in self._others), "buffers"]
             changed = next(name for name, one, other in zip(names, facts, now, strict=True) if one != other)
             what = f"loss(batch) changes the model's {changed}, which would be another on each rank"
             raise JobError(what, "change it between steps, alike on all ranks; only running statistics are taken care of")
@@ -70,12 +73,20 @@ class Statistics:
             self.sums[:-1] += torch.cat([change.double().flatten() for change in changes])
             self.sums[-1] += 1
 
+    def _check_none_is_made(self) -> None:
+        """Raises JobError for a buffer that there was not when the job began."""
+        for prefix, buffers in self._tables.items():
+            if made := buffers.keys() - self._names[prefix]:
+                what = f"loss(batch) makes the model's buffer {f'{prefix}.{min(made)}'.removeprefix('.')}"
+                raise JobError(what, "register it in __init__, or call the model once before odyssey.resilient")
+
     def _facts(self) -> list[tuple[int, int]]:
         """By what changes are seen."""
         facts = [(0, parameter._version) for parameter in self._parameters.values()]
         gradients = (parameter.grad for parameter in self._parameters.values())
         buffers = (buffers.get(name) for buffers, name in self._others.values())
-        return [*facts, *((id(tensor), 0 if tensor is None else tensor._version) for tensor in chain(gradients, buffers))]
+        facts += [(id(tensor), 0 if tensor is None else tensor._version) for tensor in chain(gradients, buffers)]
+        return [*facts, (0, sum(map(len, self._tables.values())))]
 
     def take(self) -> None:
         """The step is final, and `sums` are those of all ranks."""

@@ -410,6 +410,12 @@ def replacing(net, x):
     return net.linear(x).sum()
 
 
+def making(net, x):
+    """As a cache that is made at the first call."""
+    net.linear.register_buffer("made", torch.ones(1), persistent=False)
+    return (net.linear(x) * net.linear.made).sum()
+
+
 def clamping(net, x):
     """As an embedding does with `max_norm`."""
     with torch.no_grad():
@@ -448,6 +454,7 @@ def forgetting(net, x):
         (lambda net, x: net(x).sum().detach(), "loss(batch) has no gradient"),
         (lambda net, x: net(x).sum(), "loss(batch) changes the model's buffer n_calls"),
         (replacing, "loss(batch) changes the model's buffer n_calls"),
+        (making, "loss(batch) makes the model's buffer linear.made"),
         (clamping, "loss(batch) changes the model's parameter linear.weight"),
         (zeroing, "loss(batch) changes the model's gradient of linear.weight"),
         (zeroing_in_place, "loss(batch) changes the model's gradient of linear.weight"),
