@@ -37,7 +37,7 @@ class Optimizers(Optimizer):
             part.step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Optimizers:
-        return Optimizers([copy.deepcopy(part, memo) for part in self.parts])
+        return Optimizers([copied(part, memo) for part in self.parts])
 
 
 class _States(MutableMapping[Any, Any]):
@@ -77,6 +77,24 @@ class _States(MutableMapping[Any, Any]):
 
     def __len__(self) -> int:
         return sum(len(part.state) for part in self._parts)
+
+
+def copied(optimizer: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy with all that it has: torch's own leaves out attributes that it does not know. Hooks stay with the script's,
+    and the `step` that a scheduler has put there. Raises JobError for what cannot be copied."""
+    its = copy.deepcopy(optimizer, memo)
+    if not isinstance(optimizer, Optimizer):
+        return its
+    for name, value in vars(optimizer).items():
+        if name in vars(its) or name == "step":
+            continue
+        is_another = isinstance(value, Optimizer) and id(value) not in memo
+        try:
+            vars(its)[name] = copied(value, memo) if is_another else copy.deepcopy(value, memo)
+        except Exception as error:
+            what = f"{name} of optimizer, a {type(optimizer).__name__}, cannot be copied: {error}"
+            raise JobError(what, "let it be made when it is used: steps are measured with a copy of the optimizer") from error
+    return its
 
 
 def as_one(given: Optimizer | Sequence[Optimizer]) -> Any:

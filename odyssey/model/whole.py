@@ -26,7 +26,7 @@ from odyssey.model.dtensors import part_of
 from odyssey.model.given import check_state, in_words, needs_closure
 from odyssey.model.loss_scale import LossScale, ScalersScale, enabled
 from odyssey.model.model import Model, Replay, full_name
-from odyssey.model.optimizers import is_of, parts_of
+from odyssey.model.optimizers import copied, is_of, parts_of
 from odyssey.model.other_values import Weights, in_place_of_own
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
@@ -126,7 +126,8 @@ class Whole(Model):
 
     def twin(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
         """An optimizer as the script's, for the same parameters, with a state of its own."""
-        return copy.deepcopy(self._own_optimizer, {id(parameter): parameter for parameter in parameters})
+        twin: Optimizer = copied(self._own_optimizer, {id(parameter): parameter for parameter in parameters})
+        return twin
 
     def own_state(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The model's state under its own names, of that of all layers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import threading
 from collections import UserDict
 
 import pytest
@@ -344,6 +345,61 @@ def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
     now = digest(other.shard_state(0))
     other.replay.replaying()
     assert digest(other.shard_state(0)) == now
+
+
+class Slow(torch.optim.SGD):
+    """An optimizer around another, with attributes of its own: of each two steps it takes the second."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, lr=0.1)
+        self.inner, self.param_groups, self.n_steps, self.taken = inner, inner.param_groups, 0, []
+        self.me = self
+
+    def step(self, closure: None = None) -> None:
+        self.n_steps += 1
+        if self.n_steps % 2 == 0:
+            self.taken.append(self.me.n_steps)
+            self.inner.step()
+
+
+class Floored(torch.optim.SGD):
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.floor = 0.0
+
+    def step(self, closure: None = None) -> None:
+        assert self.floor == 0.0
+        super().step()
+
+
+@pytest.mark.parametrize("kind", ["one", "wrapped", "several"])
+def test_what_measures_has_an_optimizer_with_all_that_the_scripts_own_has(kind):
+    net = nn.Linear(2, 1, bias=False) if kind == "one" else nn.Linear(2, 1)
+    parts = [Slow(Floored(net.parameters())) if kind == "wrapped" else Floored([p]) for p in net.parameters()]
+    own = as_one(parts if kind == "several" else parts[:1])
+    scheduler = torch.optim.lr_scheduler.StepLR(parts[0], 1)
+    held = Whole(net, lambda batch: net(batch).mean(), own, scheduler, ())
+    held.hold_built([0])
+    before, state = [p.detach().clone() for p in net.parameters()], digest(held.shard_state(0))
+    with held.unchanged():
+        twin = held.copy_of([0]).shards[0].optimizer
+        for _ in range(2):
+            held.call(0, torch.ones(3, 2)).backward()
+            twin.step()
+        assert not any(torch.equal(p, value) for p, value in zip(net.parameters(), before, strict=True))
+    assert digest(held.shard_state(0)) == state
+    if kind == "wrapped":
+        assert (own.n_steps, own.taken) == (0, []) and (twin.n_steps, twin.taken) == (2, [2])
+        assert twin.param_groups is twin.inner.param_groups and twin.me is twin
+
+
+def test_an_optimizer_that_cannot_be_copied_is_refused_by_name():
+    net = nn.Linear(2, 1)
+    optimizer = Floored(net.parameters())
+    optimizer.lock = threading.Lock()
+    held = Whole(net, lambda batch: net(batch).mean(), optimizer, None, ())
+    with pytest.raises(JobError, match="lock of optimizer, a Floored, cannot be copied"):
+        held.copy_of([0])
 
 
 NET = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
