@@ -17,6 +17,7 @@ from odyssey.plan.approximation import ApproximateCost, LowRank
 from odyssey.profiling.saved_bytes import saved_bytes
 from odyssey.runtime.approximate import Approximately
 from odyssey.runtime.clock import now_s
+from odyssey.runtime.handed_out import anew
 from odyssey.runtime.job_spec import JobSpec, precision
 
 N_ROUNDS = 3
@@ -69,7 +70,7 @@ def _measured(module: nn.Module, value: Any, low_rank: LowRank, job_spec: JobSpe
     for _ in range(N_ROUNDS + 1):  # the first one takes the singular vectors
         before_bytes, start_s = given[0], now_s(device)
         with saved_bytes(named.values()) as saved, precision(device, job_spec.autocast), passes.passing(module):
-            output = [leaf for leaf in pytree.tree_leaves(module(value)) if leaf.requires_grad]
+            output = [leaf for leaf in pytree.tree_leaves(module(anew(value))) if leaf.requires_grad]
         forward_s.append(now_s(device) - start_s)
         kept_bytes.append(saved[0] + given[0] - before_bytes)
         start_s, targets = now_s(device), [*inputs, *named.values()]

@@ -39,6 +39,7 @@ from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.halves import backward_input, backward_weight
+from odyssey.runtime.handed_out import anew
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec, precision
 from odyssey.runtime.transfer import receive_state, send_state
 
@@ -121,7 +122,7 @@ def _through(model: Model, stage: Stage, value: Any, autocast: torch.dtype | Non
     for layer in stage.layers:
         inputs.append(value)
         with precision(model.device, autocast):
-            output = model.call(layer, value)
+            output = model.call(layer, anew(value))
         flatten(output, layer)
         value = detached(output)
     return inputs, value
@@ -219,9 +220,10 @@ class _Timings:
         self._activation_bytes = 0
 
     def forward(self, autocast: torch.dtype | None) -> None:
+        value = anew(self._value)
         with saved_bytes(list(self._module.parameters())) as saved, precision(self._device, autocast):
             start_s = now_s(self._device)
-            output = self._module(self._value)
+            output = self._module(value)
             self._seconds["forward"].append(now_s(self._device) - start_s)
         self._activation_bytes = saved[0]
         self._output = flatten(output, self._layer)
@@ -238,7 +240,7 @@ class _Timings:
     def halves(self, autocast: torch.dtype | None) -> None:
         """Forward, and back as the engine splits it."""
         with precision(self._device, autocast):
-            output = flatten(self._module(self._value), self._layer)
+            output = flatten(self._module(anew(self._value)), self._layer)
         ones = [torch.ones_like(leaf) for leaf in output]
         start_s = now_s(self._device)
         if self._inputs and self._weights:
@@ -297,7 +299,7 @@ def _measure_loss(job_spec: JobSpec, value: Any, target: Any) -> float:
 
     def run() -> None:
         with precision(device, job_spec.autocast):
-            result, _ = job_spec.loss_and_metrics(value, target)
+            result, _ = job_spec.loss_and_metrics(anew(value), anew(target))
         if result.requires_grad:
             torch.autograd.grad(result, leaves, allow_unused=True)
 

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from odyssey.model.given import with_metrics
 from odyssey.runtime import draws
 from odyssey.runtime.boundary import flatten
+from odyssey.runtime.handed_out import anew
 
 TOGETHER = "gives a sample other numbers when other samples are with it"
 MOST_SAID = 120
@@ -76,7 +77,7 @@ def loss_problem(loss: Callable[[Any, Any], Any], output: Any, target: Any, give
     if found := _problem(partial(forward, None), [], output, given, is_sum=True):
         return f"the loss {found}"
     with given.precision():
-        mean, metrics = with_metrics(loss(output, target))
+        mean, metrics = with_metrics(loss(anew(output), anew(target)))
     rounded = replace(given, eps=max(given.eps, torch.finfo(mean.dtype).eps))  # what a number was computed in is not known
     for name in metrics:
         if found := _problem(partial(forward, name), [], output, rounded, is_sum=True):

@@ -27,6 +27,7 @@ from odyssey.runtime.comparison import differing
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.data import Collate, Dataset, MapStyle, Order, collate_seed
 from odyssey.runtime.engine import Engine
+from odyssey.runtime.handed_out import anew
 from odyssey.runtime.prefetcher import N_EACH, Prefetcher
 from odyssey.runtime.sampler import Sampler
 
@@ -174,7 +175,7 @@ class _Pass:
                 continue
             self._engine.groups.waiter.check()
             if s == 0:
-                value = batch
+                value = anew(batch)  # metrics get it as well
             elif route[s - 1][0] != me:
                 value = self._receive(route[s - 1][0], layers.start - 1, n_samples)
             with self._engine.computation.precision():
@@ -246,5 +247,5 @@ class _Together(_Pass):
             weight = self._engine.computation.job_spec.weight_of(sample, n_samples) if counts else 0.0
             self._engine.computation.seed(_NO_STEP, number, 0)
             with self._engine.computation.precision():
-                output = model.call(layer, batch)
+                output = model.call(layer, anew(batch))
                 self._count(batch, output, target, n_samples if counts else 0, weight)

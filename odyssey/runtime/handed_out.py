@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 _CONSTANTS = frozenset([type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device])
 
@@ -31,6 +33,11 @@ class HandedOut:
     def may_be_changed(self) -> bool:
         """Whether it is, or has parts that nothing can be told of."""
         return any(isinstance(part, _Opaque) for part in self._seen) or self.is_changed
+
+
+def anew(value: Any) -> Any:
+    """The same tensors in a nesting of their own, from which a script may take something."""
+    return pytree.tree_map(lambda leaf: copy(leaf) if isinstance(leaf, UserDict) else leaf, value)
 
 
 class _Same:

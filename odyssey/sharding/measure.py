@@ -26,6 +26,7 @@ from odyssey.runtime.backend import Backend
 from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.groups import Groups
+from odyssey.runtime.handed_out import anew
 from odyssey.runtime.job_spec import JobSpec, precision
 
 
@@ -73,7 +74,7 @@ def _cost(layer: int, model: Model, job_spec: JobSpec) -> LayerCost:
         model.peers.begin()
         began_s = now_s(device)
         with saved_bytes(parts) as saved, precision(device, job_spec.autocast):
-            loss, _ = job_spec.loss_and_metrics(model.call(layer, batch), target)
+            loss, _ = job_spec.loss_and_metrics(model.call(layer, anew(batch)), target)
         forward_s = now_s(device)
         torch.autograd.backward(loss)
         model.peers.settle()

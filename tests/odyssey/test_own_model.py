@@ -137,6 +137,7 @@ def test_a_batch_weighs_what_it_did_before_the_loss_changed_it():
     state = job.state(net, [optimizer], loop)
     found = {"losses": losses, "state": state, "validation": run.evaluate(job.Points("tokens"))}
     assert differences("tokens", {0: found})[0] < 1e-10
+    assert run.evaluate(job.Points("tokens"), {"whole": lambda batch: float("points" in batch)})["whole"] == 1
 
 
 def reference_of(variant):

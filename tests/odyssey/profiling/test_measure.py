@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
 import numpy
+import pytest
 import torch
 from torch import nn
 
@@ -25,9 +27,11 @@ from odyssey.runtime.layers import Layers
 ALONE = worker_of(Rank(0))
 
 
-def measured(net: nn.Module, loss: Callable[[Any], torch.Tensor]) -> Measured:
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    run = odyssey.resilient(net, optimizer, loss, [torch.ones(2)] * 8, global_batch=4, micro_batch=2)
+def measured(
+    net: nn.Module, loss: Callable[[Any], torch.Tensor], collate: Callable[[list[Any]], Any] | None = None
+) -> Measured:
+    optimizer, data = torch.optim.SGD(net.parameters(), 0.1), [torch.ones(2)] * 8
+    run = odyssey.resilient(net, optimizer, loss, data, global_batch=4, micro_batch=2, collate=collate)
     spec = run._session._engine.computation.job_spec
     groups = Groups(to_nobody, 1, Needs((ALONE,)), ALONE, run._model.device)
     return Layers(run._model, spec, Backend(), measure).measure(Measure(1, (Stage(ALONE, 0, 1),)), ALONE, groups)
@@ -53,3 +57,13 @@ def test_measuring_leaves_the_generators_of_the_script_as_they_were() -> None:
     seed_all()
     assert measured(net, loss).costs[0].forward_s > 0
     assert drawn() == expected
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_a_loss_that_takes_something_out_of_its_batch_is_measured(kind: type) -> None:
+    net = nn.Linear(2, 2)
+
+    def loss(batch: Any) -> torch.Tensor:
+        return net(batch.pop("points")).mean()
+
+    assert measured(net, loss, lambda samples: kind(points=torch.stack(samples))).costs[0].forward_s > 0
