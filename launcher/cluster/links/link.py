@@ -49,6 +49,12 @@ class Link:
         if self._socket is not None:
             self._loop.watch(self._socket.fileno(), self._on_ready)
 
+    def end_if_unacknowledged(self, seconds: float) -> None:
+        """Once the other side's kernel has not taken for so long what was sent. Else ours waits ever longer before it says it
+        again, and says nothing for a while after the way is there again; a process that stands still is no reason."""
+        if self._socket is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
+
     @property
     def is_open(self) -> bool:
         return self._socket is not None

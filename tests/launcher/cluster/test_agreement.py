@@ -160,6 +160,17 @@ def test_another_one_leads_and_loses_nothing(agents: Agents) -> None:
     assert leads.state == said(0, 15)
 
 
+def test_links_over_which_nothing_gets_through_end_before_the_kernel_says_it_ever_more_seldom(agents: Agents) -> None:
+    first = agents.more(2)[0]
+    first.agreement.found()
+    first.agreement.members(agent.number for agent in agents.all)
+    agents.until(lambda: first.voters == {0, 1})
+    links = [peer.link for agent in agents.all for peer in agent.agreement._mesh._peers.values()]
+    sockets = [link._socket for link in links if link is not None and link._socket is not None]
+    limits_ms = [its.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for its in sockets]
+    assert limits_ms == [200, 200], "0.4 of the time after which an agent is lost"
+
+
 class Leading(Agent):
     """It leads as the leading agent of a job does; its ranks are not there, nor is anybody's watch."""
 
