@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from launcher.failures.diagnostics import hand_on
 from launcher.failures.history import RETOLD, FailureHistory, after, retold
 from launcher.failures.root_cause import root
 from launcher.joblog import owner, registry
-from launcher.joblog.events import AtStep, Body, Event, JobEnded, JobStarted, Note, UnitFinal
+from launcher.joblog.events import AtStep, Body, Event, JobEnded, JobStarted, Note, ProfileRefined, Proposed, UnitFinal
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.owner import Owner
 from launcher.output.log_files import JobFolder
@@ -23,22 +24,29 @@ from odyssey.protocol.units import is_next
 Watch = Callable[[Event], None]
 
 
+_NEWEST = Committed | ProfileRefined | Proposed
+"""Only the newest of each of these kinds is told again: they are large or many, and come for as long as a job trains."""
+
+
 class _Story:
-    """It has all that those are told who have not watched the job so far."""
+    """It has all that those are told who have not watched the job so far, in its order."""
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
-        self._newest_unit: Event | None = None
+        self._events: dict[int, Event] = {}
+        self._numbers = itertools.count()
+        self._newest: dict[type, int] = {}
 
     def note(self, event: Event) -> None:
-        if isinstance(event.body, Committed):
-            self._newest_unit = event
-        elif not isinstance(event.body, StepTimes | AtStep | UnitFinal | Paused | Connected | Ready):
-            self._events.append(event)
+        kind, number = type(event.body), next(self._numbers)
+        if isinstance(event.body, StepTimes | AtStep | UnitFinal | Paused | Connected | Ready):
+            return
+        if isinstance(event.body, _NEWEST):
+            self._events.pop(self._newest.get(kind, number), None)
+            self._newest[kind] = number
+        self._events[number] = event
 
     def events(self) -> list[Event]:
-        newest = [self._newest_unit] if self._newest_unit is not None else []
-        return [replace(event, origin=RETOLD) for event in (*self._events, *newest)]
+        return [replace(event, origin=RETOLD) for event in self._events.values()]
 
 
 class JobLog:

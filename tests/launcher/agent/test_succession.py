@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from launcher.agent.coordination import Coordination
+from launcher.agent.job_log import JobLog
 from launcher.agent.member import Member
 from launcher.agent.part import Part
 from launcher.cluster.links import addresses
@@ -16,10 +18,24 @@ from launcher.cluster.wire import Welcome
 from launcher.consensus.membership import Configuration, Membership
 from launcher.consensus.messages import AppendEntries, Entry, Message, PreVoted, RequestPreVote
 from launcher.coordinator.rank_assignment import RankAssignment
-from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, Event, JobStarted, RankLost, encode
+from launcher.joblog.events import (
+    AgentInfo,
+    Body,
+    Cause,
+    CauseKind,
+    Event,
+    JobStarted,
+    Note,
+    ProfileRefined,
+    Proposed,
+    RankLost,
+    encode,
+)
 from launcher.options import Rendezvous, RunOptions
+from launcher.output.log_files import JobFolder
 from launcher.processes.local_agent import LocalAgent
 from tests.launcher.cluster.links import KEY, PORT
+from tests.launcher.coordinator.talk import profile
 
 AGENTS = tuple(AgentInfo(number, f"h{number}", 1, 1, address="127.0.0.1", port=9) for number in range(3))
 
@@ -98,3 +114,17 @@ def test_a_member_votes_at_once_when_who_led_is_gone_though_it_does_not_know_yet
         agreement._received(2, RequestPreVote(1, 3, 1))
         assert said[-1] == (2, PreVoted(1, 1, is_granted))
         member.within._following._leader_is_gone("connection closed")
+
+
+def test_what_comes_for_as_long_as_a_job_trains_is_told_again_as_it_is_now() -> None:
+    """An agent may follow for months before it leads: a profile every ten minutes would fill its memory."""
+    log = JobLog(JobFolder(RunOptions("train.py"), 0.0, pytest.fail), None, Coordination(RunOptions("train.py")), lambda: 0.0)
+    for step in range(10_000):
+        if step in (0, 5_000):
+            log.record(Note("a loss"), "agent")
+        log.record(ProfileRefined(profile()), "agent")
+        log.record(Proposed((), float(step), "", 0.0, False), "agent")
+    retold: list[Body] = []
+    log.watch = lambda event: retold.append(event.body)
+    log.retell()
+    assert retold == [Note("a loss"), Note("a loss"), ProfileRefined(profile()), Proposed((), 9_999.0, "", 0.0, False)]
