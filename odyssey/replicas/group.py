@@ -24,6 +24,7 @@ from odyssey.plan.worker import Rank
 from odyssey.replicas.backward import hook_of, n_for_ddp
 from odyssey.replicas.beside import Beside, in_its_thread
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, fill, nothing
+from odyssey.replicas.optimizer_step import is_in_step
 from odyssey.replicas.replica import Replica
 from odyssey.replicas.sized_objects import as_sized
 from odyssey.runtime.cut import Cut
@@ -32,6 +33,7 @@ from odyssey.runtime.script_group import ScriptGroup
 BACKEND = "odyssey"
 Tensors = list[torch.Tensor]
 _NOT_ASKED = "a hook in its backward sums without asking for the number of ranks, which it may have kept to divide by"
+_SHARED_OUT = "its optimizer has collectives of its own: each rank may have a part of its state"
 
 
 class ReplicaGroup(ScriptGroup):
@@ -117,9 +119,7 @@ class ReplicaGroup(ScriptGroup):
             return self._n_at_first
         n = self._replica.backward.answered(hook)
         if not n and self._replica.backward.is_first:  # else it reduces upon what it has reduced, which is not carried either
-            if self._replica.has_lost:
-                self._replica.cannot_go_on(_NOT_ASKED)
-            self._replica.not_carried = _NOT_ASKED
+            self._replica.does_not_carry(_NOT_ASKED)
         return n
 
     # -- what one has, or all have -----------------------------------------------------------------------------------------
@@ -230,6 +230,7 @@ class ReplicaGroup(ScriptGroup):
     all_to_all_single = alltoall_base
 
     def _pass(self, name: str, start: Callable[[Any, dict[int, int]], Any]) -> Any:
+        self._look()
         member = self._replica.member
         if self._replica.has_lost:
             self._replica.cannot_go_on(f"a {name} is between ranks by their numbers, which are others since a loss")
@@ -272,7 +273,13 @@ class ReplicaGroup(ScriptGroup):
     def _run(self, name: str, begin: Begin, results: Sequence[torch.Tensor]) -> Any:
         return self._start(Operation(name, begin, results))
 
+    def _look(self) -> None:
+        """At whether memory carries what begins."""
+        if is_in_step(sys._getframe(1)):
+            self._replica.does_not_carry(_SHARED_OUT)
+
     def _start(self, operation: Operation) -> Any:
+        self._look()
         operation.behind = self._replica.session.position
         n_backwards = n_for_ddp()
         if n_backwards > 1:

@@ -248,6 +248,12 @@ class Replica(NoNewcomers):
         assert member is not None
         return member
 
+    def does_not_carry(self, what: str) -> None:
+        """This is in the script: a loss is a restart, also one that has been."""
+        self.not_carried = what
+        if self.has_lost:
+            self.cannot_go_on(what)
+
     def cannot_go_on(self, what: str) -> NoReturn:
         """Have all ranks started again, this one among them."""
         self._link.report(CannotGoOn(self._link.rank, what))

@@ -3,10 +3,10 @@
     ddp.py FOLDER VARIANT [RANK:STEP:POINT ...]
 
 Each rank writes what it has seen of every step into FOLDER/RANK.jsonl, and its model into FOLDER/RANK.pt at the end. At its
-points a rank ends itself: before its forward, in its backward, behind it, behind the optimizer's step, before a metric is
-reduced; when it has the sums of its backward, before DDP has them and right behind that; as it hands them on, or has got the
-first of those that are handed on to it; as it comes to the first commit point of the step, if there is one, and right behind
-that. At `misses_sums` and `misses_commit` it lives, and does not get its sums, or the result of its commit point.
+points a rank ends itself: before its forward, in its backward, behind it, within and behind the optimizer's step, before a
+metric is reduced; when it has the sums of its backward, before DDP has them and right behind that; as it hands them on, or has
+got the first of those that are handed on to it; as it comes to the first commit point of the step, if there is one, and
+right behind that. At `misses_sums` and `misses_commit` it lives, and does not get its sums, or the result of its commit point.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,35 @@ def model(variant: str) -> Net:
     return Net(variant).double()
 
 
+class Owners(torch.optim.SGD):
+    """Each rank steps the parameters that it owns, with a momentum that only it has, and then all gather them."""
+
+    here: Callable[[str], None] = staticmethod(lambda point: None)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        world, rank = dist.get_world_size(), dist.get_rank()
+        parameters = self.param_groups[0]["params"]
+        for number, parameter in enumerate(parameters):
+            if number % world != rank:
+                parameter.grad = None
+        super().step()
+        self.here("in_step")
+        most = max(parameter.numel() for parameter in parameters)
+        for first in range(0, len(parameters), world):
+            together = parameters[first : first + world]
+            mine = torch.zeros(most, dtype=torch.float64)
+            if rank < len(together):
+                mine[: together[rank].numel()] = together[rank].flatten()
+            found = [torch.zeros_like(mine) for _ in range(world)]
+            dist.all_gather(found, mine)
+            for parameter, flat in zip(together, found, strict=False):
+                parameter.copy_(flat[: parameter.numel()].view_as(parameter))
+
+
 def optimizer(net: nn.Module, variant: str = "") -> torch.optim.Optimizer:
+    if variant == "owners":
+        return Owners(net.parameters(), lr=0.02, momentum=0.5)
     if variant == "zero":
         return ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.02, momentum=0.5)
     return torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.5)
@@ -252,6 +281,8 @@ def main() -> None:
     net.body[0].weight.register_hook(lambda gradient: points.here("in_backward"))
     ddp = wrapped(net, variant)
     steps = optimizer(ddp, variant)
+    if isinstance(steps, Owners):
+        steps.here = points.here
     scaler = torch.amp.GradScaler("cpu", 2.0**10, growth_interval=3, enabled=variant == "scaler")
     pair = Pair(variant)
     log = (folder / f"{rank}.jsonl").open("w", buffering=1)

@@ -198,7 +198,7 @@ def test_without_a_restart_that_is_the_end(tmp_path: Path) -> None:
     ("variant", "why"),
     [
         pytest.param("static", "its DDP has static_graph", marks=pytest.mark.soak),
-        ("zero", "the survivors' models are not the same"),
+        ("zero", "its optimizer has collectives of its own"),
         ("bare", "without Distr"),
     ],
 )
@@ -207,6 +207,17 @@ def test_what_cannot_be_begun_anew_is_told_by_name(variant: str, why: str, tmp_p
     ran = run(tmp_path, variant, "2:3:after_backward", max_restarts=1)
     assert_exact(ran, tmp_path, variant)
     assert any(why in note.text for note in ran.all(Note))
+
+
+@pytest.mark.parametrize(
+    "kill", quick(("2:0:in_backward", "2:0:in_step", "2:3:before_forward"), "2:0:in_step", "2:3:before_forward")
+)
+def test_an_optimizer_that_is_shared_out_is_a_restart(kill: str, tmp_path: Path) -> None:
+    """In its first step, and before that, and when ranks have had momentum of their own."""
+    ran = run(tmp_path, "owners", kill, max_restarts=1)
+    assert_exact(ran, tmp_path, "owners")
+    assert len(ran.all(Restarting)) == 1
+    assert any("its optimizer has collectives of its own" in note.text for note in ran.all(Note))
 
 
 def run_saving(
