@@ -26,7 +26,7 @@ from odyssey.replicas.beside import Beside, in_its_thread
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, fill, nothing
 from odyssey.replicas.optimizer_step import is_in_step
 from odyssey.replicas.replica import Replica
-from odyssey.replicas.sized_objects import as_sized
+from odyssey.replicas.sized_objects import as_sized, is_of_objects, is_of_shapes
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.script_group import ScriptGroup
 
@@ -87,10 +87,11 @@ class ReplicaGroup(ScriptGroup):
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         """Each of these gets its part of the sum."""
         reduce_op = (opts or dist.ReduceScatterOptions()).reduceOp
+        places = self._places(inputs)
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             # In sums of all parts, as Gloo has nothing else on every version of torch.
-            own = [torch.stack([self._of(rank, parts) for rank in peers.ranks]) for parts in inputs]
+            own = [torch.stack(_of(peers, parts, its)) for parts, its in zip(inputs, places, strict=True)]
             options = dist.AllreduceOptions()
             options.reduceOp = reduce_op
             mine = peers.ranks.index(self._replica.session.rank)
@@ -136,6 +137,8 @@ class ReplicaGroup(ScriptGroup):
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         """What each rank has, in its place."""
+        are_sized = is_of_objects(inputs)
+        places = self._places(outputs, just_now=are_sized or is_of_shapes())
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             own = copies(inputs)
@@ -143,13 +146,16 @@ class ReplicaGroup(ScriptGroup):
             work = peers.start(lambda group: group.allgather(found, own))
 
             def put() -> None:
-                for output, its in zip(outputs, found, strict=True):
-                    _fill_noted(output, [self._from(rank, its, peers) for rank in self._replica.counted(len(output))])
+                for output, each, its in zip(outputs, found, places, strict=True):
+                    _fill_noted(output, _from(peers, each, its))
 
             return work, put
 
-        begin_sized = as_sized(begin, inputs, self._replica)
-        return self._run("all_gather", begin_sized, [tensor for output in outputs for tensor in output])
+        return self._run(
+            "all_gather",
+            as_sized(begin, self._replica) if are_sized else begin,
+            [tensor for output in outputs for tensor in output],
+        )
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         parts = output.view(self._n_parts(output, input), *input.shape).unbind()
@@ -167,6 +173,8 @@ class ReplicaGroup(ScriptGroup):
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
         """What each rank has, in its place, on the root."""
         is_root = opts.rootRank == self.rank()
+        are_sized = is_of_objects(inputs)
+        places = self._places(outputs, just_now=are_sized)
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             own, its = copies(inputs), self._options(dist.GatherOptions(), opts, peers)
@@ -174,20 +182,24 @@ class ReplicaGroup(ScriptGroup):
             work = peers.start(lambda group: group.gather(found, own, its))
 
             def put() -> None:
-                for output, each in zip(outputs, found, strict=True):
-                    _fill_noted(output, [self._from(rank, each, peers) for rank in self._replica.counted(len(output))])
+                for output, each, its in zip(outputs, found, places, strict=True):
+                    _fill_noted(output, _from(peers, each, its))
 
             return work, put
 
-        begin_sized = as_sized(begin, inputs, self._replica)
-        return self._run("gather", begin_sized, [tensor for output in outputs for tensor in output])
+        return self._run(
+            "gather",
+            as_sized(begin, self._replica) if are_sized else begin,
+            [tensor for output in outputs for tensor in output],
+        )
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
         """From the root."""
+        places = self._places(inputs)
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             own, its = copies(outputs), self._options(dist.ScatterOptions(), opts, peers)
-            parts = [[self._of(rank, each) for rank in peers.ranks] for each in inputs]
+            parts = [_of(peers, each, ranks) for each, ranks in zip(inputs, places, strict=True)]
             return peers.start(lambda group: group.scatter(own, parts, its)), partial(fill, outputs, own)
 
         return self._run("scatter", begin, outputs)
@@ -247,13 +259,9 @@ class ReplicaGroup(ScriptGroup):
         seen = self._replica.seen
         return next(place for place, its in enumerate(seen) if its == rank)
 
-    def _of(self, rank: Rank, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What is meant for a rank."""
-        return parts[self._replica.counted(len(parts)).index(rank)]
-
-    def _from(self, rank: Rank, found: Sequence[torch.Tensor], peers: Peers) -> torch.Tensor:
-        """What has come from a rank, or the first one's where it is lost."""
-        return found[list(peers.ranks).index(rank)] if rank in peers.ranks else found[0]
+    def _places(self, tensors: list[Tensors], *, just_now: bool = False) -> list[tuple[Rank, ...]]:
+        """Which ranks these are of, or for."""
+        return [self._replica.counted(len(each), just_now=just_now) for each in tensors]
 
     def _n_parts(self, whole: torch.Tensor, part: torch.Tensor) -> int:
         return whole.numel() // part.numel() if part.numel() else len(self._replica.seen)
@@ -332,6 +340,17 @@ class _Passed(dist.Work):
     def is_completed(self) -> bool:
         """Whether it is."""
         return bool(self._work.is_completed())
+
+
+def _of(peers: Peers, parts: Sequence[torch.Tensor], places: Sequence[Rank]) -> Tensors:
+    """What is meant for each peer, of one for each of these ranks."""
+    return [parts[places.index(rank)] for rank in peers.ranks]
+
+
+def _from(peers: Peers, found: Sequence[torch.Tensor], places: Sequence[Rank]) -> Tensors:
+    """What has come from each of these ranks; the first one's where it is lost."""
+    came = dict(zip(peers.ranks, found, strict=True))
+    return [came.get(rank, found[0]) for rank in places]
 
 
 def _fill_noted(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from odyssey.errors import OdysseyError
 from odyssey.model.packing import digest
@@ -48,6 +50,7 @@ _SPEC = ModelSpec(
     device="cpu",
     replicas=True,
 )
+_TWICE = "the script keeps the number of ranks: what it evaluates has the first rank's values in the place of each that is lost"
 
 
 class Member:
@@ -161,7 +164,7 @@ class Replica(NoNewcomers):
         `before`: of groups that it had before these."""
         self._link = link
         self._renumber = renumber
-        self.modules: WeakSet[nn.Module] = WeakSet()
+        self.modules: WeakSet[DistributedDataParallel] = WeakSet()
         """What DDP holds equal on all ranks."""
         self.has_ddp = False
         self.not_carried = ""
@@ -233,13 +236,26 @@ class Replica(NoNewcomers):
                 self.has_saved = False
                 self._link.report(Saved(self._link.rank, self.session.position[0]))
 
-    def counted(self, n: int) -> tuple[Rank, ...]:
-        """The ranks that the script has `n` places for: it may have counted them when there were more. Raises ValueError."""
+    def counted(self, n: int, *, just_now: bool = False) -> tuple[Rank, ...]:
+        """The ranks that the script has `n` places for in what it begins now. It may have counted them when there were more: in
+        the call that makes this, `just_now`; or long ago, and then the first one's values would come in the place of others for
+        ever, which is for evaluations only. Raises ValueError."""
         if n == len(self.seen):
             return self.seen
         if n not in self._seen_before:
             raise ValueError(f"{n} tensors, where there are {len(self.seen)} ranks")
+        if not just_now and not self._evaluates:
+            there = f"there are {len(self.seen)}"
+            self.cannot_go_on(f"a collective has places for {n} ranks, and {there}: the script keeps their number")
+        if not just_now and self._link.rank == self.seen[0]:
+            warnings.warn(_TWICE, stacklevel=1)  # once, as the place is the same
         return self._seen_before[n]
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether none of its models is in training mode, as DDP itself may be where the script has called `eval` of what is in
+        it."""
+        return bool(self.modules) and not any(ddp.module.training for ddp in self.modules)
 
     @property
     def member(self) -> Member:

@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from types import FrameType
+from collections.abc import Callable, Collection, Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.utils import _verify_param_shape_across_processes
 
 from odyssey.replicas.operation import Begin, Peers
 from odyssey.replicas.replica import Replica
 
 _GATHER_OBJECTS = {inspect.unwrap(call).__code__ for call in (c10d.all_gather_object, c10d.gather_object)}
+_COMPARE_SHAPES = {_verify_param_shape_across_processes.__code__}
 
 
-def as_sized(begin: Begin, inputs: Sequence[torch.Tensor], replica: Replica) -> Begin:
-    """`begin` a gather of these; where they are objects, of the ranks only whose sizes have been gathered."""
-    if inputs[0].dtype is not torch.uint8 or not _are_objects(sys._getframe(1)):
-        return begin
+def is_of_objects(inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a gather of these is the second of the two: what it has places for was counted before the first."""
+    return inputs[0].dtype is torch.uint8 and _is_within(_GATHER_OBJECTS, sys._getframe(1))
+
+
+def is_of_shapes() -> bool:
+    """Whether DDP compares here what it is to hold equal: its C++ has places for the ranks that there were at first."""
+    return _is_within(_COMPARE_SHAPES, sys._getframe(1))
+
+
+def as_sized(begin: Begin, replica: Replica) -> Begin:
+    """`begin` it of the ranks only whose sizes have been gathered."""
 
     def of_the_same(peers: Peers) -> tuple[Any, Callable[[], None]]:
         if tuple(peers.ranks) != replica.seen:
@@ -34,10 +44,10 @@ def as_sized(begin: Begin, inputs: Sequence[torch.Tensor], replica: Replica) -> 
     return of_the_same
 
 
-def _are_objects(frame: FrameType | None) -> bool:
-    """Whether torch gathers objects here."""
+def _is_within(calls: Collection[CodeType], frame: FrameType | None) -> bool:
+    """Whether one of these functions of torch's has called this."""
     while frame is not None:
-        if frame.f_code in _GATHER_OBJECTS:
+        if frame.f_code in calls:
             return True
         frame = frame.f_back
     return False

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from torch import nn
 
 from launcher.coordinator.replicas import plan_of
 from launcher.coordinator.state import JobState, World
@@ -39,7 +40,7 @@ class Known(Replica):
 
     def __init__(self, link: Link) -> None:
         super().__init__(cast(Any, link), N_RANKS, lambda: None, None)
-        self.seen = tuple(map(Rank, range(N_RANKS)))
+        self._see(tuple(map(Rank, range(N_RANKS))))
         self.has_ddp = True
 
     def cannot_go_on(self, what: str) -> Any:
@@ -136,3 +137,33 @@ def test_no_group_is_made_with_a_rank_that_is_lost(link: Link, replica: Known) -
     with pytest.raises(Given):
         making(replica, [1, 2], link)
     assert link.reports == [CannotGoOn(Rank(0), "rank 2 was in its group 'some' of 2 ranks")]
+
+
+class Wrapped(nn.Module):
+    """As DDP is, around a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(1, 1)
+
+
+def test_a_number_that_is_kept_is_served_where_no_model_trains(link: Link, replica: Known) -> None:
+    """Or where the call that asks for it has counted the ranks itself."""
+    before = replica.seen
+    replica._see(tuple(map(Rank, (0, 1, 3))))
+    assert replica.counted(3) == replica.seen
+    assert replica.counted(4, just_now=True) == before
+    with pytest.raises(Given):
+        replica.counted(4)  # nothing of DDP tells
+    models = [Wrapped(), Wrapped()]
+    replica.modules.update(cast(Any, models))
+    models[0].module.eval()
+    with pytest.raises(Given):
+        replica.counted(4)
+    models[1].eval()
+    with pytest.warns(UserWarning, match="keeps the number of ranks"):
+        assert replica.counted(4) == before
+    with pytest.raises(ValueError, match="5 tensors"):
+        replica.counted(5)
+    what = "a collective has places for 4 ranks, and there are 3: the script keeps their number"
+    assert link.reports == [CannotGoOn(Rank(0), what)] * 2
