@@ -9,9 +9,11 @@ at the end of that for all: so what the outer one has started becomes final befo
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -23,6 +25,7 @@ from torch.futures import Future
 from odyssey.plan.worker import Rank
 from odyssey.replicas.operation import Operation
 
+S = TypeVar("S")
 NOT_IN_BACKWARD = -1
 
 
@@ -88,8 +91,7 @@ class Backward:
             self._graph, self._pending, self._works, self._is_first = now, [], [], True
         if not self._pending:
             Variable._execution_engine.queue_callback(self.release if is_nested else self._end)
-        operation.future = future = Awaited()
-        future.release = self.release
+        operation.future = Awaited(self.release)
         self._pending.append(operation)
         self._works.append(work := Pending(operation, self.release))
         return work
@@ -153,13 +155,44 @@ class Pending(Work):
         return self._operation.future
 
 
-class Awaited(Future[list[torch.Tensor]]):
+class Awaited(Future[Any]):
     """Where Python waits for it, what is pending becomes final first. (C++ waits at the end of the backward, behind that.)"""
 
-    release: Callable[[], None]
+    def __init__(self, release: Callable[[], None]) -> None:
+        super().__init__()
+        self._release = release
 
-    def wait(self) -> list[torch.Tensor]:
+    def wait(self) -> Any:
         """Its value."""
         if not self.done():
-            self.release()
+            self._release()
         return super().wait()
+
+    def then(self, callback: Callable[[Future[Any]], S]) -> Future[S]:
+        """What comes of it is awaited in the same way."""
+        return self.upon(super().then(callback))
+
+    def upon(self, future: Future[Any]) -> Awaited:
+        """One of this kind for a `future` of torch's which is done when this one is."""
+        found = Awaited(self._release)
+        future.add_done_callback(found._settle)
+        return found
+
+    def _settle(self, future: Future[Any]) -> None:
+        try:
+            value = future.value()
+        except Exception as error:  # for whoever waits
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+
+def collecting(collect_all: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Takes the place of torch's, by which Python waits for several futures at once."""
+
+    @functools.wraps(collect_all)
+    def collected(futures: list[Any]) -> Any:
+        found, its = collect_all(futures), [future for future in futures if isinstance(future, Awaited)]
+        return its[0].upon(found) if its else found
+
+    return collected

@@ -60,6 +60,16 @@ def _leave_out_of_graphs() -> None:
     trace_rules.add("odyssey")
 
 
+def _wait_for_several() -> None:
+    """Have what waits for several futures of a backward make them final."""
+    import torch
+
+    from odyssey.replicas.backward import collecting
+
+    # Both functions of torch.futures look it up.
+    torch._C._collect_all = collecting(torch._C._collect_all)  # type: ignore[assignment]
+
+
 class _Made:
     """The groups of this rank, and the replica that all of ours share."""
 
@@ -94,6 +104,7 @@ class _Made:
             if self._before is None:
                 report_uncaught_errors()
                 _leave_out_of_graphs()
+                _wait_for_several()
             self._thread = threading.get_ident()
             self._replica = Replica(self._connection, self._n_at_first, self._renumber, self._before)
             self._replica.session.start()

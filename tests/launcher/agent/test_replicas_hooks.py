@@ -60,3 +60,59 @@ def test_what_a_hook_sums_is_a_mean_of_who_is_left_if_it_is_one(hook: str, tmp_p
     n = 4 if hook == "sum" else 3
     assert ran.text().splitlines() == [f"{n} of {n}"] * n
     assert any("sums without asking" in note.text for note in ran.all(Note)) == (hook == "sum")
+
+
+WAITS = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+def done(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+def waits(_, bucket):
+    return done(default_hooks.allreduce_hook(None, bucket).wait())
+
+def waits_for_a_chain(_, bucket):
+    return done(default_hooks.allreduce_hook(None, bucket).then(lambda future: future.value() * 1).wait())
+
+def sums(bucket):
+    return [dist.all_reduce(part, async_op=True).get_future() for part in bucket.gradients()]
+
+def waits_for_all(_, bucket):
+    for found in torch.futures.wait_all(sums(bucket)):
+        found[0].div_(dist.get_world_size())
+    return done(bucket.buffer())
+
+def collects(_, bucket):
+    futures = torch.futures.collect_all(sums(bucket)).then(lambda all: [future.value() for future in all.value()]).wait()
+    for found in futures:
+        found[0].div_(dist.get_world_size())
+    return done(bucket.buffer())
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).double()
+inputs = torch.randn(dist.get_world_size(), 8, 64, dtype=torch.float64)
+expected = torch.autograd.grad(net(inputs).square().mean(), list(net.parameters()))
+replica = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.01)
+replica.register_comm_hook(None, globals()[sys.argv[1]])
+for _ in range(3):
+    replica.zero_grad()
+    replica(inputs[dist.get_rank()]).square().mean().backward()
+    for parameter, gradient in zip(net.parameters(), expected):
+        torch.testing.assert_close(parameter.grad, gradient)
+print("exact", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("hook", quick(("waits", "waits_for_a_chain", "waits_for_all", "collects"), "waits", "waits_for_all"))
+def test_a_hook_may_wait_for_what_it_reduces(hook: str, tmp_path: Path) -> None:
+    """For what comes of it, too, or for several at once: nobody is lost, and gradients are as under torchrun."""
+    ran = run_script(tmp_path, WAITS, hook, n_ranks=2)
+    assert ran.text().splitlines() == ["exact"] * 2

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.autograd.variable import Variable
 
 from odyssey.plan.worker import Rank
-from odyssey.replicas.backward import Backward, hook_of, n_for_ddp
+from odyssey.replicas.backward import Backward, collecting, hook_of, n_for_ddp
 from odyssey.replicas.operation import Operation
 from odyssey.runtime.cut import Cut
 
@@ -117,6 +118,58 @@ def test_who_waits_within_a_backward_has_it_made_final() -> None:
     tensor.sum().backward()
 
     assert seen == [4.0] and n_made == [1]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda futures: futures[0].then(lambda future: future.value()[0].sum().item()).wait(),
+        lambda futures: (
+            futures[0].then(lambda future: future.value()[0]).then(lambda future: future.value().sum().item()).wait()
+        ),
+        lambda futures: next(found[0].sum().item() for found in torch.futures.wait_all(futures)),
+        lambda futures: torch.futures.collect_all(futures).wait()[0].wait()[0].sum().item(),
+        lambda futures: (
+            torch.futures.collect_all([futures[0].then(lambda future: future.value()[0].sum().item())]).wait()[0].wait()
+        ),
+    ],
+)
+def test_who_waits_for_what_comes_of_sums_has_them_made_final(
+    wait: Callable[[list[Any]], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(operations: list[Operation], is_first: bool) -> None:
+        for operation in operations:
+            operation.start(Peers(1.0))
+            operation.put()
+            operation.tell()
+
+    monkeypatch.setattr(torch._C, "_collect_all", collecting(torch._C._collect_all))
+    backward = Backward(run)
+    tensor, seen = torch.ones(2, requires_grad=True), list[float]()
+    tensor.register_hook(lambda gradient: seen.append(wait([backward.add(summed(gradient.clone())).get_future()] * 2)))
+    tensor.sum().backward()
+    assert seen == [4.0]
+
+
+def test_who_waits_for_what_fails_is_told_why() -> None:
+    def run(operations: list[Operation], is_first: bool) -> None:
+        for operation in operations:
+            operation.tell()
+
+    backward, told = Backward(run), list[str]()
+
+    def failing(future: Any) -> None:
+        raise ValueError("no such thing")
+
+    def waiting(gradient: torch.Tensor) -> None:
+        with pytest.raises(RuntimeError, match="no such thing"):
+            backward.add(summed(gradient)).get_future().then(failing).then(lambda future: future.value()).wait()
+        told.append("so")
+
+    tensor = torch.ones(2, requires_grad=True)
+    tensor.register_hook(waiting)
+    tensor.sum().backward()
+    assert told == ["so"]
 
 
 class Within(torch.autograd.Function):
