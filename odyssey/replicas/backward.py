@@ -158,7 +158,7 @@ class Pending(Work):
 class Awaited(Future[Any]):
     """Where Python waits for it, what is pending becomes final first. (C++ waits at the end of the backward, behind that.)"""
 
-    def __init__(self, release: Callable[[], None]) -> None:
+    def __init__(self, release: Callable[[], object]) -> None:
         super().__init__()
         self._release = release
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from odyssey.plan.worker import Rank
-from odyssey.replicas.backward import hook_of, n_for_ddp
+from odyssey.replicas.backward import Awaited, hook_of, n_for_ddp
 from odyssey.replicas.beside import Beside, in_its_thread
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, fill, nothing
 from odyssey.replicas.optimizer_step import is_in_step
@@ -247,10 +247,17 @@ class ReplicaGroup(ScriptGroup):
         if self._replica.has_lost:
             self._replica.cannot_go_on(f"a {name} is between ranks by their numbers, which are others since a loss")
         numbers = {self._place(rank): number for number, rank in enumerate(member.ranks)}
+        works: list[Any] = []
+
+        def begin(group: Any) -> Any:
+            works.append(start(group, numbers))
+            return works[0]
+
         try:
-            return _Passed(member.start(lambda group: start(group, numbers)), self._replica, name)
+            ours = member.start(begin)
         except (Cut, KeyError):
             self._replica.cannot_go_on(f"a {name} met the loss")
+        return _Passed(ours, works[0], self._replica, name, lambda number: self._place(member.ranks[number]))
 
     # -- numbers ------------------------------------------------------------------------------------------------------------
 
@@ -321,25 +328,38 @@ class _Several:
 
 
 class _Passed(dist.Work):
-    """What torch does between some ranks only. It cannot be begun anew."""
+    """What torch does between some ranks only. It cannot be begun anew. `work`: what this rank waits for; `torchs`: torch's,
+    which is asked. `place_of`: a rank by its number there."""
 
-    def __init__(self, work: Any, replica: Replica, name: str) -> None:
+    def __init__(self, work: Any, torchs: Any, replica: Replica, name: str, place_of: Callable[[int], int]) -> None:
         super().__init__()
         self._work = work
+        self._torchs = torchs
         self._replica = replica
         self._name = name
+        self._place_of = place_of
+        self._is_done = False
 
     def wait(self, timeout: Any = None) -> bool:
         """Until it is done."""
-        try:
-            self._replica.member.wait([self._work])
-        except Cut:
-            self._replica.cannot_go_on(f"a {self._name} met the loss")
+        if not self._is_done:
+            try:
+                self._replica.member.wait([self._work])
+            except Cut:
+                self._replica.cannot_go_on(f"a {self._name} met the loss")
+            self._is_done = True
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is."""
-        return bool(self._work.is_completed())
+        """Whether it is. What has failed never is: nobody is to read what has not come."""
+        return self._is_done or (bool(self._torchs.is_completed()) and self.wait())
+
+    def _source_rank(self) -> int:
+        return self._place_of(self._torchs._source_rank())
+
+    def get_future(self) -> Any:
+        """Has what has come, when it is done."""
+        return Awaited(self.wait).upon(self._torchs.get_future())
 
 
 def _of(peers: Peers, parts: Sequence[torch.Tensor], places: Sequence[Rank]) -> Tensors:

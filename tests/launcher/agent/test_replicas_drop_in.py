@@ -197,6 +197,42 @@ def summed(tensor):
 assert summed(torch.ones(2))[0] == 2 * n + 1
 """
 
+PAIRS = """
+store = dist.distributed_c10d._get_default_store()
+
+def exchange(ask):
+    given, found = torch.full((n,), float(rank)), torch.full((n,), -1.0)
+    if rank == 1:
+        store.wait([ask.__name__])
+    work = dist.all_to_all_single(found, given, async_op=True)
+    if rank == 0:
+        assert not work.is_completed()
+        store.set(ask.__name__, "here")
+    ask(work)
+    assert found.tolist() == [0.0, 1.0, 2.0]
+
+def poll(work):
+    while not work.is_completed():
+        pass
+
+def wait(work):
+    assert work.wait() and work.is_completed()
+
+def future(work):
+    assert work.get_future().wait()[0].tolist() == [0.0, 1.0, 2.0]
+
+for ask in (poll, wait, future):
+    exchange(ask)
+if rank == 0:
+    got, objects = torch.zeros(1), [None]
+    assert dist.recv(got) == 2 and got.item() == 5.0
+    dist.recv_object_list(objects, 2)
+    assert objects == ["an object"]
+elif rank == 2:
+    dist.send(torch.full((1,), 5.0), 0)
+    dist.send_object_list(["an object"], 0)
+"""
+
 
 def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ran:
     ran = run_script(tmp_path, BEGIN + body + END, *arguments, n_ranks=3, max_restarts=max_restarts)
@@ -210,6 +246,7 @@ def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ra
         pytest.param(REENTRANT, id="checkpoints within a backward"),
         pytest.param(UNEVEN, id="uneven inputs"),
         pytest.param(CALLS, id="calls"),
+        pytest.param(PAIRS, id="pairs"),
         pytest.param(AGAIN, id="again"),
     ],
 )
