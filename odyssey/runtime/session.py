@@ -19,6 +19,7 @@ What is here beside, the state, its runner (work.py) and the replay, is the scri
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -74,6 +75,7 @@ class Session(Generic[R]):
     def __init__(self, link: AgentLink, rank: Rank, state: State[R], before: Session[Any] | None) -> None:
         """`before`: of the Job that the script made before this one, which is over."""
         self.rank, self.worker = rank, worker_of(rank)
+        self._process = os.getpid()
         self._job: int = 1 if before is None else before._job + 1
         self._state = state
         self._link = link
@@ -101,8 +103,9 @@ class Session(Generic[R]):
         self._control.change(Phase.left)
 
     def finish(self) -> None:
-        """The script has come to its end, or makes another Job: say so if it is a good one, and let go of the groups."""
-        if self._control.phase.activity is Activity.OVER:
+        """The script has come to its end, or makes another Job: say so if it is a good one, and let go of the groups. A fork of
+        this process that comes to its end is not the rank."""
+        if self._control.phase.activity is Activity.OVER or os.getpid() != self._process:
             return
         self._control.change(Phase.over)
         if not self._link.has_failed:

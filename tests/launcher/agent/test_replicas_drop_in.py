@@ -233,6 +233,15 @@ elif rank == 2:
     dist.send_object_list(["an object"], 0)
 """
 
+FORK = """
+step()
+if rank == 1:
+    if (child := os.fork()) == 0:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+step()
+"""
+
 
 def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ran:
     ran = run_script(tmp_path, BEGIN + body + END, *arguments, n_ranks=3, max_restarts=max_restarts)
@@ -247,6 +256,7 @@ def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ra
         pytest.param(UNEVEN, id="uneven inputs"),
         pytest.param(CALLS, id="calls"),
         pytest.param(PAIRS, id="pairs"),
+        pytest.param(FORK, id="a fork ends as programs do"),
         pytest.param(AGAIN, id="again"),
     ],
 )
