@@ -7,7 +7,7 @@ before their last step, each in its own time, nobody has failed.
 
 from __future__ import annotations
 
-from launcher.coordinator import rank_failure, transition
+from launcher.coordinator import rank_failure, replicas, transition
 from launcher.coordinator.actions import Kill, Record, SendOrder, SetDeadline
 from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.ranks import ENDED_WELL, RankState
@@ -33,6 +33,7 @@ def finished(job: JobState, body: Finished) -> Actions:
         return ()
     interrupted = job.status in (Status.PAUSING, Status.PLANNING, Status.MOVING, Status.DRAINING) and job.plan is not None
     was_moving = job.status in (Status.MOVING, Status.DRAINING)
+    replicas.ended(job, body.position)
     job.status, job.next_plan = Status.FINISHING, None
     if ranks.state(rank) in (RankState.JOINED, RankState.MEMBER):
         ranks.enter(rank, RankState.FINISHED)
@@ -116,6 +117,8 @@ def ask_again(job: JobState, body: Tick) -> Actions:
 
 def paused(job: JobState, body: Paused) -> Actions:
     """The answer to that; or to a Pause of before, from a rank that is to be released."""
+    if job.ranks.is_member(body.rank):
+        replicas.paused_at_end(job, body)
     if not job.world.first_failure or not job.ranks.is_member(body.rank):
         return ()
     if _trains(job, body):
@@ -129,6 +132,8 @@ def connection_lost(job: JobState, body: Broken) -> Actions:
     """A rank that complains needs one that has ended: for a unit that is final already, or because it trains on."""
     if job.world.first_failure and (not _is_final(job, body.position) or isinstance(_judged(job)[1], Restart)):
         return _failed(job)
+    if not _is_final(job, body.position):  # else it takes that, or says why it cannot
+        replicas.stands_at_end(job, body.rank, body.position)
     job.stranded.add(body.rank)
     return release_stranded(job)
 

@@ -19,7 +19,7 @@ from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, StateFrom
 from odyssey.plan.worker import Rank, Worker
 from odyssey.protocol.reports import CannotGoOn, HandOn, Paused, Saved
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import Position, Result
 
 SPEAKER = Rank(0)
 """Scripts let this rank save, log and read for all."""
@@ -130,6 +130,32 @@ def hand_on(job: JobState) -> HandOn | None:
     if not givers or not takers:
         return None
     return HandOn(job.world.generation, min(givers), tuple(sorted(takers)), newest)
+
+
+def ended(job: JobState, position: Position) -> None:
+    """A rank has come to its script's end, and has all units before `position`. In a recovery each of the others that has told
+    where it stands is looked at."""
+    its = job.replicas
+    if its is None:
+        return
+    its.ended_at = max(its.ended_at or position, position)
+    for rank, report in job.ranks.paused.items():
+        if job.status in (Status.PAUSING, Status.PLANNING) and job.ranks.is_member(rank):
+            paused_at_end(job, report)
+
+
+def paused_at_end(job: JobState, body: Paused) -> None:
+    """A rank tells where it stands, while others have ended their scripts: what it lacks, and cannot take, nobody gives it."""
+    is_served = body.phase == "contributed" and bool(job.results) and job.results[-1].position == body.position
+    if not is_served:
+        stands_at_end(job, body.rank, body.position)
+
+
+def stands_at_end(job: JobState, rank: Rank, position: Position) -> None:
+    """All start again where it lacks a unit that others have."""
+    its = job.replicas
+    if its is not None and its.ended_at is not None and position < its.ended_at:
+        job.gives_up = f"rank {rank} lacks what others have ended their scripts with"
 
 
 def tell(job: JobState, n_left: int) -> Actions:

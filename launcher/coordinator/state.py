@@ -203,7 +203,8 @@ class Replicas:
 
     The attempt began at `began_at`. `saved`: its newest checkpoint, and `save_every_s`: how long before it the last one was;
     None where it has none. `is_told`: people know what fewer ranks are to the script. `left`: ranks that have gone as
-    they were asked to, or are about to.
+    they were asked to, or are about to. `ended_at`: the first unit that ranks which have ended their scripts had no part in;
+    None where none has.
     """
 
     began_at: float
@@ -211,6 +212,7 @@ class Replicas:
     save_every_s: float | None = None
     is_told: bool = False
     left: set[Rank] = field(default_factory=set)
+    ended_at: Position | None = None
 
 
 @dataclass(slots=True)

@@ -293,6 +293,9 @@ class Session(Generic[R]):
                 self._control.change(Phase.ended)
                 self._roll_forward(transaction, results)
                 if transaction is not None and not self._is_done:
+                    if transaction.receive is not None and any(result.position == self.position for result in results):
+                        self._link.report(CannotGoOn(self.rank, "it lacks what others have ended their scripts with"))
+                        return False  # ended by the agent
                     what = f"the other ranks ended their script while this one was in {CALLS[transaction.kind]}"
                     raise JobError(what, SAME_CALLS)
                 return True

@@ -5,7 +5,7 @@ join 0 1 (job=2 replicas=yes)  these ranks are there     progress 0      the fir
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
                                                          (takes=9: s after a step of 1 s), noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; g=1)
-paused 1 5 compute  (held=0-2 passed=backward            lost 2 signal (slot), exit 0, fail 1, finish 0
+paused 1 5 compute  (held=0-2 passed=backward            lost 2 signal (slot), exit 0, fail 1, finish 0 (at=5)
                     hands=yes stuck=yes)
 tick, broken 1, stop, leads 7                            pass 60         seconds
 leave 2 (certain within=60)                              expired         the time that a notice gave
@@ -255,7 +255,7 @@ class Talk:
                     yield RankExited(rank)
             case "finish":
                 for rank in ranks:
-                    yield Finished(rank, (0, 0))
+                    yield Finished(rank, (int(options.get("at", "0")), 0))
             case "fail":
                 yield Failed(ranks[0], options.get("error", "ValueError: no"), "mend it", "Traceback …")
             case "progress":

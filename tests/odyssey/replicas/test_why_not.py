@@ -10,11 +10,14 @@ from torch import nn
 
 from launcher.coordinator.replicas import plan_of
 from launcher.coordinator.state import JobState, World
+from odyssey.errors import JobError
 from odyssey.plan.worker import Rank, worker_of
-from odyssey.protocol.orders import Pause, Prepare
+from odyssey.protocol.orders import Finish, Pause, Prepare
 from odyssey.protocol.reports import CannotGoOn, Paused, Report
+from odyssey.protocol.units import Position, Result
 from odyssey.replicas.install import _Made
 from odyssey.replicas.replica import Replica
+from odyssey.runtime.transaction import Transaction
 
 N_RANKS = 4
 
@@ -167,3 +170,35 @@ def test_a_number_that_is_kept_is_served_where_no_model_trains(link: Link, repli
         replica.counted(5)
     what = "a collective has places for 4 ranks, and there are 3: the script keeps their number"
     assert link.reports == [CannotGoOn(Rank(0), what)] * 2
+
+
+@pytest.mark.parametrize("position", [(0, 0), (1, 0)])
+def test_who_lacks_sums_that_others_have_ended_with_says_so(position: Position, link: Link, replica: Known) -> None:
+    """Where nobody has made its unit, it is the script that calls what others do not."""
+    control = replica.session._control
+    for step in (
+        lambda phase: phase.preparing(1),
+        lambda phase: phase.ready(),
+        lambda phase: phase.running(1),
+        lambda phase: phase.left(),
+        lambda phase: phase.entered("collective"),
+        lambda phase: phase.broken(),
+    ):
+        control.change(step)
+    unit = Transaction[Any](
+        "collective",
+        lambda member: (),
+        lambda sums: (),
+        lambda *_: None,
+        0,
+        is_told=False,
+        began_s=None,
+        receive=lambda *_: None,
+    )
+    finish = Finish(1, (Result(position, "collective", ()),))
+    if position == replica.session.position:
+        assert not replica.session._is_way_on(finish, unit)
+        assert link.reports == [CannotGoOn(Rank(0), "it lacks what others have ended their scripts with")]
+    else:
+        with pytest.raises(JobError, match="ended their script"):
+            replica.session._is_way_on(finish, unit)
