@@ -106,6 +106,12 @@ class ReplicaGroup(ScriptGroup):
 
     reduce_scatter_single = _reduce_scatter_base
 
+    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        """One after the other."""
+        return [self._reduce_scatter_base(output, input, opts) for output, input in zip(outputs, inputs, strict=True)][-1]
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
     def _sum(self, name: str, tensors: Tensors, opts: Any, add: Add) -> Any:
         if not n_for_ddp():
             return self._start(Sum(name, tensors, add, 0))
@@ -308,6 +314,7 @@ class ReplicaGroup(ScriptGroup):
 
 for _name in (
     *("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
+    *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
     *("broadcast", "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced"),
     *("all_gather_single_coalesced", "gather", "scatter", "barrier", "monitored_barrier", "send", "recv", "recv_anysource"),
     *("alltoall", "alltoall_base", "all_to_all_single"),

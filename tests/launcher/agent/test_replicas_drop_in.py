@@ -136,6 +136,8 @@ with Join([replica]):
 
 CALLS = """
 import torch.distributed.nn.functional as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
@@ -160,6 +162,9 @@ assert given == [10 + rank]
 exchanged = torch.zeros(n)
 dist.all_to_all_single(exchanged, torch.full((n,), float(rank)))
 assert exchanged.tolist() == [0.0, 1.0, 2.0]
+mesh = init_device_mesh("cpu", (n,))
+scattered = DTensor.from_local(torch.arange(float(n)), mesh, [Partial()]).redistribute(mesh, [Shard(0)])
+assert scattered.to_local().tolist() == [float(n * rank)]
 pair = torch.ones(2), torch.ones(3)
 with dist._coalescing_manager():
     for each in pair:
