@@ -248,7 +248,7 @@ class ReplicaGroup(ScriptGroup):
     all_to_all_single = alltoall_base
 
     def _pass(self, name: str, start: Callable[[Any, dict[int, int]], Any]) -> Any:
-        self._look()
+        self._look(())
         member = self._replica.member
         if self._replica.has_lost:
             self._replica.cannot_go_on(f"a {name} is between ranks by their numbers, which are others since a loss")
@@ -294,13 +294,15 @@ class ReplicaGroup(ScriptGroup):
     def _run(self, name: str, begin: Begin, results: Sequence[torch.Tensor]) -> Any:
         return self._start(Operation(name, begin, results))
 
-    def _look(self) -> None:
-        """At whether memory carries what begins."""
+    def _look(self, tensors: Sequence[torch.Tensor]) -> None:
+        """At whether memory carries what begins with these."""
         if is_in_step(sys._getframe(1)):
             self._replica.does_not_carry(_SHARED_OUT)
+        if (devices := {tensor.device.type for tensor in tensors} - {"cpu"}) and not self._replica.not_carried:
+            self._replica.does_not_carry(f"its tensors are on {min(devices)}: there a backward reduces in a thread of its own")
 
     def _start(self, operation: Operation) -> Any:
-        self._look()
+        self._look(operation.results)
         operation.behind = self._replica.session.position
         n_backwards = n_for_ddp()
         if n_backwards > 1:

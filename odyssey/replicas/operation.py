@@ -57,7 +57,7 @@ class Operation:
         """It is read off its future before any other unit, and put in place only if somebody waits for its work."""
         self.future: Future[list[torch.Tensor]] = Future()
         self._begin = begin
-        self._results = list(results)
+        self.results = list(results)
         self._peers: Peers | None = None
         self._work: Any = None
         self._put: Callable[[], None] = nothing
@@ -98,7 +98,7 @@ class Operation:
     def tell(self) -> None:
         """Let go on who waits for it, which may make others final."""
         del self._begin  # nobody begins it anew, and a Sum's is the Sum itself: its tensors would live until a collection
-        self.future.set_result(self._results)
+        self.future.set_result(self.results)
 
 
 Add = Callable[[Any, list[torch.Tensor]], Any]
@@ -153,7 +153,7 @@ class Sum(Operation):
     def _have(self, own: list[torch.Tensor]) -> None:
         self.sums = own
         if self.is_read:
-            self._results = own
+            self.results = own
         else:
             self._put_in_place()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from torch import nn
 
 from launcher.coordinator.replicas import plan_of
@@ -15,7 +17,9 @@ from odyssey.plan.worker import Rank, worker_of
 from odyssey.protocol.orders import Finish, Pause, Prepare
 from odyssey.protocol.reports import CannotGoOn, Paused, Report
 from odyssey.protocol.units import Position, Result
+from odyssey.replicas.group import ReplicaGroup
 from odyssey.replicas.install import _Made
+from odyssey.replicas.operation import Operation
 from odyssey.replicas.replica import Replica
 from odyssey.runtime.transaction import Transaction
 
@@ -202,3 +206,18 @@ def test_who_lacks_sums_that_others_have_ended_with_says_so(position: Position, 
     else:
         with pytest.raises(JobError, match="ended their script"):
             replica.session._is_way_on(finish, unit)
+
+
+class Making(Known):
+    """Carries nothing out."""
+
+    def make(self, kind: str, operations: Sequence[Operation]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("device", "is_carried"), [("cpu", True), ("meta", False)])
+def test_tensors_of_a_device_are_not_carried(device: str, is_carried: bool, link: Link) -> None:
+    replica = Making(link)
+    group = ReplicaGroup(replica, 0, N_RANKS, cast(Any, SimpleNamespace(is_asked=False)))
+    group.allreduce([torch.ones(2), torch.ones(2, device=device)])
+    assert (replica.why_not(ranks(2)) == "") == is_carried
