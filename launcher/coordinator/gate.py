@@ -97,7 +97,8 @@ def roll_forward_problem(
     A rank that passes the commit point needed everybody's contribution, so a holder of state is there, or one unit behind
     with everything of that unit done but its result. `handed`: ranks one unit behind that are given what they lack.
     """
-    holders = {rank: report for rank, report in paused.items() if report.held}
+    held = held_at_end(paused, results)
+    holders = {rank: report for rank, report in paused.items() if held[rank]}
     if not holders:
         return None
     end = final_position(paused, results)
@@ -112,6 +113,16 @@ def roll_forward_problem(
             return f"rank {rank} is at {_at(at)}, but no result before {_at(at)} was reported"
         return f"rank {rank} is at {_at(at)}, more than one call behind {_at(end)}"
     return None
+
+
+def held_at_end(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -> dict[Rank, tuple[int, ...]]:
+    """The layers that ranks have as they are behind the newest result.
+
+    An idle rank that has not come there has none: Go has not reached it, so it has still what it gave away, and the others have
+    trained that since. It lets go of it with the first unit that it hears of.
+    """
+    end = final_position(paused, results)
+    return {rank: () if its.phase == "idle" and its.position != end else its.held for rank, its in paused.items()}
 
 
 def final_position(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -> Position:

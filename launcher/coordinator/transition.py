@@ -184,7 +184,7 @@ def propose(job: JobState) -> Actions:
         staying = WORKERS.all_of(members - job.leaving.keys())
         plan = replicas.plan_of(job, gate.final_position(survivors, job.results)[0], staying)
         return SetDeadline(None), *replicas.tell(job, len(plan.workers)), *take(job, plan, replicas.why_go_on(job))
-    held = WORKERS.held({rank: report.held for rank, report in survivors.items()})
+    held = WORKERS.held(gate.held_at_end(survivors, job.results))
     respawnable, leaving = _respawnable(job), job.leaving.keys() & members
     not_staying = WORKERS.any_of(leaving)
     coming = (respawnable | job.ranks.of(RankState.STARTING)) - job.leaving.keys()
@@ -252,7 +252,8 @@ def check(job: JobState, plan: Plan) -> None:
             raise PlanError("it begins anew, and units are final")
         prove(plan)
     else:
-        prove(plan, WORKERS.held({rank: paused[rank].held for rank in members if rank in paused}))
+        held = gate.held_at_end(paused, job.results)
+        prove(plan, WORKERS.held({rank: held[rank] for rank in members if rank in held}))
     if unknown := set(plan.workers) - WORKERS.all_of(members) - set(plan.spawned):
         raise PlanError(f"worker {min(unknown)} is lost")
     if foreign := set(plan.spawned) - WORKERS.completed_by(job.lost - job.world.slots_lost, members):
@@ -329,7 +330,7 @@ def rank_ready(job: JobState, body: Ready) -> Actions:
     if not ranks.are_all_ready():
         return ()
     assert plan is not None
-    held_before = {rank: report.held for rank, report in ranks.paused.items()}
+    held_before = gate.held_at_end(ranks.paused, job.results)
     if (problem := gate.gate_problem(plan, ranks.ready, job.end, held_before)) is not None:
         if job.replicas:
             job.gives_up = f"the survivors' models are not the same ({problem})"

@@ -239,7 +239,9 @@ class Session(Generic[R]):
     def _take(self, transaction: Transaction[R], result: Result) -> None:
         """Give a final unit its effect here. Nothing interrupts this, and it needs nobody else (I5)."""
         self._leader_of_unit = self._speaker
-        if self.runner is not None and not self._control.phase.is_idle:
+        if self.runner is not None and self._control.phase.is_idle:
+            self._state.run_only(self.runner)  # others run, though Go may not have come here
+        elif self.runner is not None:
             transaction.take(self.runner, result.values)
         self._control.change(lambda phase: phase.done(result))
         for report in self._state.reports(self.runner) if self.runner is not None else ():
@@ -249,12 +251,14 @@ class Session(Generic[R]):
         """Take over the unit at hand if it is among `results` (I2): others passed its commit point, and we had contributed.
 
         From then on the unit is done, whatever happens before the next generation runs. An idle rank whose script has not begun
-        yet, as it was paused before it obeyed Go, has it replayed.
+        yet, as it was paused before it obeyed Go, has it replayed. Layers that an idle rank has from before Go are not what
+        others have behind the unit: they go with it.
         """
         for result in results:
             if transaction is not None and self._control.phase.may_take(result):
                 self._take(transaction, result)
             elif transaction is None and self.runner is not None and result.position == self.position:
+                self._state.run_only(self.runner)
                 self._join((*self.replay.results, result))
 
     def _join(self, results: Sequence[Result]) -> None:

@@ -15,8 +15,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from odyssey.plan.plan import StateFrom
-from odyssey.protocol.orders import Go, Pause
+from odyssey.plan.plan import Plan, StateFrom
+from odyssey.protocol.orders import Follow, Go, Pause
 from odyssey.protocol.reports import Broken, Committed, Failed, Hello, Paused, Ready
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
@@ -44,6 +44,13 @@ def agent_of(forks: Forks, nothing_left: None) -> Iterator[Callable[..., MiniAge
 @pytest.fixture
 def held(nothing_left: None, tmp_path: Path) -> Iterator[Held]:
     held = Held(tmp_path / "hold", 2)
+    yield held
+    held.release()
+
+
+@pytest.fixture
+def later(nothing_left: None, tmp_path: Path) -> Iterator[Held]:
+    held = Held(tmp_path / "later", 3)
     yield held
     held.release()
 
@@ -274,6 +281,47 @@ def test_idle_ranks_follow_and_end_with_the_others(agent_of: Callable[..., MiniA
     finished = agent.finish()
     assert finished[2].position == finished[0].position
     assert not [report for report in agent.heard[2] if isinstance(report, Committed)]
+    assert_exact(tmp_path / "out.pt")
+
+
+def without_go(agent: MiniAgent, held: Held) -> Plan:
+    """Rank 3 is lost behind step 2, and rank 2 idles in the next plan, with what it held: Go reaches the others only."""
+    agent.start("2x2")
+    agent.go()
+    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.kill(3)
+    plan = agent.replan("shrink", agent.pause())
+    agent.send_prepare(plan)
+    held.release()
+    ready = agent.wait_ready()
+    assert plan.idle == (2,) and ready[2].digests
+    agent.order(Go(agent.generation), *plan.workers)
+    return plan
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_an_idle_rank_that_go_has_not_reached_lets_its_layers_go_with_the_first_unit(
+    agent_of: Callable[..., MiniAgent], held: Held, later: Held, tmp_path: Path, follows: bool
+) -> None:
+    """I9: They are behind what the others have trained, and would be taken for the same once it stands where those do."""
+    agent = agent_of(4, *EXACT, *held.arguments, *later.arguments, "--out", tmp_path / "out.pt")
+    plan = without_go(agent, held)
+    agent.wait(Committed, 0, 1, when=lambda report: report.result.position == (3, 0))
+    if follows:
+        agent.order(Follow(agent.generation, agent.results[-1]), 2)
+        while agent.ping(2)[2].position != (4, 0):
+            pass
+    paused = agent.pause()
+    assert (paused[2].position, paused[2].phase) == (((4, 0), "between") if follows else ((3, 0), "idle"))
+    assert bool(paused[2].held) is not follows
+
+    agent.send_prepare(replace(plan, generation=agent.generation, step=4, move_runs=()))
+    later.release()
+
+    ready = agent.wait_ready()
+    assert ready[2].position == (4, 0) and not ready[2].digests
+    agent.go()
+    agent.finish()
     assert_exact(tmp_path / "out.pt")
 
 
