@@ -59,12 +59,15 @@ def _joined(job: JobState, body: Hello) -> Actions:
     if body.job != job.number:
         next_job.made(job, body)
         return *finish.release_stranded(job), *_if_all_made_next(job)
+    difference = _difference_from_members(job, body) if job.status is not Status.STARTING else None
+    if difference is not None and job.plan is not None:
+        return _go_on_without(job, rank, difference)
     if ranks.state(rank) is RankState.STARTING:
         ranks.enter(rank, RankState.JOINED)
     ranks[rank].model = body.model
     if job.status is Status.STARTING:
         return _if_all_joined(job)
-    if (difference := _difference_from_members(job, body)) is not None:
+    if difference is not None:
         return end(job, 1, difference, _SAME_MODEL)
     if job.status is Status.PAUSING:
         ranks.enter_all({rank} & ranks.of(RankState.JOINED), RankState.MEMBER)
@@ -72,6 +75,13 @@ def _joined(job: JobState, body: Hello) -> Actions:
     if job.status is Status.MOVING and body.rank in job.awaited:
         return transition.if_spawned_joined(job)
     return growth.consider(job)
+
+
+def _go_on_without(job: JobState, newcomer: Rank, difference: str) -> Actions:
+    """It would build the same again: it is ended, and not started any more. A plan that waits for it is given up."""
+    job.world.slots_lost.add(newcomer)
+    note = Record(Note(f"{difference}, so it cannot be taken in: {_SAME_MODEL}"))
+    return note, Kill(newcomer, Cause(CauseKind.DIFFERENT, "its model or data are not those of the others"))
 
 
 def _difference_from_members(job: JobState, body: Hello) -> str | None:

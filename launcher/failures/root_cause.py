@@ -216,6 +216,7 @@ _KINDS = {
     CauseKind.HANG: FailureKind.HANG,
     CauseKind.UNRESPONSIVE: FailureKind.HANG,
     CauseKind.MALFORMED: FailureKind.SIGNAL,
+    CauseKind.DIFFERENT: FailureKind.SIGNAL,
     CauseKind.OUT_OF_MEMORY: FailureKind.OUT_OF_MEMORY,
     CauseKind.DRILL: FailureKind.DRILL,
     CauseKind.ENDED: FailureKind.ENDED,

@@ -52,6 +52,8 @@ class CauseKind(enum.StrEnum):
     """It did not do in time what the coordinator asked for."""
     MALFORMED = "malformed"
     """It sent what is no report."""
+    DIFFERENT = "different"
+    """It came to a job that trains, with another model or other data."""
     DRILL = "drill"
     """A user's `--drill`."""
     NOT_STARTED = "not-started"
