@@ -388,7 +388,7 @@ class Job:
         self._once("once_with_state", lambda: action(gathered), gather)
 
     def _once(self, kind: str, action: Callable[[], object], prepare: Callable[[Engine, Worker], None]) -> None:
-        once = Once(action, prepare, self._session.replay.joined_step, self._session.outside)
+        once = Once(action, prepare, self._session.replay.joined_step, self._session)
         self._session.run(Transaction(kind, once.body, lambda sums: (0.0,), lambda engine, values: None))
 
     # -- state --------------------------------------------------------------------------------------------------------

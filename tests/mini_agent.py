@@ -97,6 +97,7 @@ class MiniAgent:
         """Idle ranks, which are told every result."""
         self.generation = self.n_pings = 0
         self.plan: Plan | None = None
+        self._has_acted = False
         self.processes: dict[int, psutil.Process] = {}
         self._forks = forks
         self._n_ranks = n_ranks
@@ -200,12 +201,14 @@ class MiniAgent:
         self.order(Prepare(plan.generation, plan, self.results, self.boundaries))
 
     def wait_ready(self) -> dict[int, Ready]:
-        return self.wait(Ready, when=lambda report: report.generation == self.generation)
+        ready = self.wait(Ready, when=lambda report: report.generation == self.generation)
+        self._has_acted = any(report.has_acted for report in ready.values())
+        return ready
 
     def go(self) -> None:
         assert self.plan is not None
         self.followers = self.plan.idle
-        self.order(Go(self.generation))
+        self.order(Go(self.generation, self._has_acted))
 
     def finish(self) -> dict[int, Finished]:
         """Wait until all ranks have ended their scripts, and well."""

@@ -340,12 +340,12 @@ def rank_ready(job: JobState, body: Ready) -> Actions:
         help = f"{alike}; if they do, {_REPORT}" if alike else _REPORT
         return end(job, 1, f"the ranks do not agree before generation {world.generation}: {problem}", help)
     started = _generation_started(job, plan)
+    go = Go(world.generation, any(report.has_acted for report in ranks.ready.values()))
     job.status, job.plan, job.next_plan = Status.RUNNING, plan, None
     world.ends.clear()
     ranks.run(job.end)
     ranks.forget_answers()
     job.recovery.loss_at = job.recovery.drained_at = None
-    go = Go(world.generation)
     orders = tuple(SendOrder(rank, go) for rank in sorted(job.members))
     return *orders, Record(started), SetDeadline(None)
 

@@ -79,9 +79,11 @@ class Known(msgspec.Struct, frozen=True, tag=True):
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """All ranks are ready and agree: run."""
+    """All ranks are ready and agree: run. `has_acted`: the unit at hand is an action that has been completed, as a rank knows
+    that may have no work any more."""
 
     generation: int
+    has_acted: bool = False
 
 
 class Follow(msgspec.Struct, frozen=True, tag=True):

@@ -137,7 +137,8 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
     rank, a digest of what is summed with whom. `stream`: digest of the data and random numbers that the next step begins
     with; None where this rank reads no data. `problem`: why this rank must not train, empty if nothing is wrong. `proof_s`:
     what it took to find all this. `read_bytes`: of `moved_bytes`, what was read from the memory of ranks of this host.
-    `kept_members`: of the groups that this rank has not built anew, their members together.
+    `kept_members`: of the groups that this rank has not built anew, their members together. `has_acted`: the unit at hand is an
+    action that one rank does, and this one knows that it has been completed.
     """
 
     rank: Rank
@@ -155,6 +156,7 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
     proof_s: float = 0.0
     read_bytes: int = 0
     kept_members: int = 0
+    has_acted: bool = False
 
 
 class Committed(msgspec.Struct, frozen=True, tag="step_committed"):

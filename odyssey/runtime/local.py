@@ -47,7 +47,7 @@ class LocalSession:
         self.model = model
         self.position: Position = (0, 0)
         self.replay = PassedUnits()
-        self.is_idle = False
+        self.is_idle = self.has_acted = False
         model.hold_built(layers)
         tally = Tally(len(spec.layers), spec.ties)
         groups = Groups(to_nobody, 1, Needs((alone,)), alone, model.device)
@@ -72,5 +72,5 @@ class LocalSession:
         values, metrics = transaction.conclude(sums), dict(transaction.metrics(sums))
         result = Result(self.position, transaction.kind, values, metrics)
         transaction.take(self._engine, result.values)
-        self.position = position_after(result)
+        self.position, self.has_acted = position_after(result), False
         return result

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, NoReturn
 
 import torch
+from msgspec.structs import replace
 
 from odyssey.errors import JobError, OdysseyError
 from odyssey.plan.needs import Needs
@@ -90,6 +91,8 @@ class Session(Generic[R]):
         self.replay = PassedUnits()
         """What the script of a rank that has joined has still to pass."""
         self._leader_of_unit: Rank | None = None
+        self.has_acted = False
+        """Whether the unit at hand is an action that has been completed, here or elsewhere, see run_once.py."""
         self._compares = False
         """Whether ranks compare what they have before the next unit."""
 
@@ -243,6 +246,7 @@ class Session(Generic[R]):
             self._state.run_only(self.runner)  # others run, though Go may not have come here
         elif self.runner is not None:
             transaction.take(self.runner, result.values)
+        self.has_acted = False
         self._control.change(lambda phase: phase.done(result))
         for report in self._state.reports(self.runner) if self.runner is not None else ():
             self._link.report(report)
@@ -316,9 +320,10 @@ class Session(Generic[R]):
             case Prepare(generation=generation):
                 if self._control.change(lambda phase: phase.preparing(generation)):
                     self._prepare(order, transaction)
-            case Go(generation=generation):
+            case Go(generation=generation, has_acted=has_acted):
                 if self._control.change(lambda phase: phase.running(generation)):
                     assert self.runner is not None
+                    self.has_acted = has_acted
                     self._state.run_only(self.runner)
                     return self._is_done or transaction is None or not self._control.phase.is_idle
         return False
@@ -394,7 +399,7 @@ class Session(Generic[R]):
         self._control.change(lambda phase: phase.rebuilt(me not in plan.holds))
         report = self._state.ready(runner, self.position, groups_s=built_s - started_s, moves_s=moved_s - built_s, moved=moved)
         self._control.change(Phase.ready)
-        self._link.report(report)
+        self._link.report(replace(report, has_acted=self.has_acted))
 
 
 def _give_up(link: AgentLink, what: str) -> NoReturn:

@@ -4,7 +4,7 @@ start 4             job of 4 ranks (ours: imports odyssey; agents: one each; res
 join 0 1 (job=2 replicas=yes)  these ranks are there     progress 0      the first step of a script without a Job
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
                                                          (takes=9: s after a step of 1 s), noplan, nostate
-ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; g=1)
+ready 0 1 (bad=1 acted=0)  at the gate                   commit 3 (3.1 is the second unit; kind=evaluate; g=1)
 paused 1 5 compute  (held=0-2 passed=backward            lost 2 signal (slot), exit 0, fail 1, finish 0 (at=5)
                     hands=yes stuck=yes)
 tick, broken 1, stop, leads 7                            pass 60         seconds
@@ -224,7 +224,8 @@ class Talk:
                 yield Proposed((Candidate("reroute", None, None, "no room"),), 60.0, "test", 0.0, False)
             case "ready":
                 for rank in ranks:
-                    yield self.ready(rank, bad="bad" in options and int(options["bad"]) == rank)
+                    is_bad, has_acted = (options.get(name) == str(rank) for name in ("bad", "acted"))
+                    yield replace(self.ready(rank, bad=is_bad), has_acted=has_acted)
             case "commit":
                 t, _, k = plain[0].partition(".")
                 result = Result((int(t), int(k or 0)), options.get("kind", "step"), (0.5, 1.0))
@@ -352,8 +353,8 @@ def _order_text(order: object) -> str:
             return f"prepare({g}, results {_results(results)})"
         case HandOn(generation=g, giver=giver, takers=takers, result=result):
             return f"hand on({g}, {_results((result,))}, {giver} to {' '.join(map(str, takers))})"
-        case Go(generation=g):
-            return f"go({g})"
+        case Go(generation=g, has_acted=has_acted):
+            return f"go({g}{', acted' if has_acted else ''})"
         case Finish(generation=g, results=results):
             return f"finish({g}, results {_results(results)})"
     return str(order)

@@ -391,6 +391,28 @@ def test_a_rank_that_was_paused_in_its_action_does_not_pass_the_unit_alone(
     assert_exact(tmp_path / "out.pt")
 
 
+def test_an_action_is_not_done_again_when_the_rank_that_did_it_has_no_work_any_more(
+    agent_of: Callable[..., MiniAgent], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "hold")
+    agent = agent_of(4, *EXACT, "--out", tmp_path / "out.pt", "--hold-once", tmp_path / "hold")
+    agent.start("2x2")
+    agent.go()
+    with (tmp_path / "hold").open("wb"):  # opens when the action of rank 0 does
+        agent.kill(1)
+        paused = agent.pause()
+    assert (paused[0].position, paused[0].phase) == ((N_STEPS, 0), "between")
+    plan = agent.replan("shrink", paused)
+    assert plan.idle == (0,)
+
+    ready = agent.prepare(plan)
+
+    assert {rank: report.has_acted for rank, report in ready.items()} == {0: True, 2: False, 3: False}
+    agent.go()
+    agent.finish()  # opened again, the pipe would never end
+    assert_exact(tmp_path / "out.pt")
+
+
 # -- states that outlive the job --------------------------------------------------------------------------------------
 
 CHECKPOINTED = ROOT / "tests/jobs/checkpointed.py"
