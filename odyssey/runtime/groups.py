@@ -264,6 +264,7 @@ class Groups:
         self._tree.clear()
         self._pairs.clear()
         self._mesh = self._moving = self._device = None
+        self.memory.lent.clear()
         self.introductions.forget()
 
     def _build(self) -> None:

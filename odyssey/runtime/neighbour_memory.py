@@ -11,8 +11,8 @@ from odyssey.runtime.cut import Cut
 
 
 class NeighbourMemory:
-    """`lent`: what others may be reading now. It stays until they have: where that is cut, as long as there are these groups,
-    since all ranks stand still before the next ones."""
+    """`lent`: what others may be reading now. It stays until they have: where that is cut, until these groups are let go of for
+    the next ones, as all ranks stand still before that."""
 
     def __init__(self) -> None:
         self.lent: set[Any] = set()

@@ -138,7 +138,8 @@ def test_what_did_not_arrive_as_it_was_sent_is_refused(is_read: bool, monkeypatc
 def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(
     is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I8: The target is cut when it has digested some pieces; the move before has arrived."""
+    """I8: The target is cut when it has digested some pieces; the move before has arrived. What was lent to it stays no longer
+    than the groups do."""
     monkeypatch.setattr(transfer, "PIECE_BYTES", 1024)
     moves = [Move(1, 0, 1), Move(2, 0, 1)]
     source, target = Holder({1: state_of(1), 2: state_of(2)}), Holder({})
@@ -153,7 +154,10 @@ def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(
 
     def send(groups: Groups) -> None:
         to_cut.append(groups)
-        move_layers(moves, 0, source, groups)  # type: ignore[arg-type]
+        try:
+            move_layers(moves, 0, source, groups)  # type: ignore[arg-type]
+        finally:
+            assert bool(groups.memory.lent) is is_read
 
     def receive(groups: Groups) -> None:
         receiver.is_me = True
@@ -163,4 +167,7 @@ def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(
     monkeypatch.setattr(transfer, "digest_bytes", and_cut)
     ended = together(300, {0: send, 1: receive})
     assert isinstance(ended[0], Cut) and isinstance(ended[1], Cut)
+    for groups in to_cut:
+        groups.waiter.thread.join()
+        assert not groups.memory.lent
     assert set(source.held) == {1, 2} and set(target.held) == {1} and same(target.held[1], state_of(1))
