@@ -69,8 +69,9 @@ class Job:
     """A model in layers, trained by all ranks together, that goes on when ranks are lost.
 
     `layers()`: the model as a list of modules, each called with what the one before returned: a tensor, or a nested
-    tuple or dict of tensors. It runs under `seed`. An element may be a function that builds the module; it is then
-    called only on ranks that hold the layer. Modules may share parameters. `odyssey.layers_of(model)` makes the list of one.
+    tuple or dict of tensors. It runs under `seed`, and builds all modules anew each time: it is called again if a rank is lost
+    before the first step. An element may be a function that builds the module; it is then called only on ranks that hold the
+    layer. Modules may share parameters. `odyssey.layers_of(model)` makes the list of one.
     `loss(output, target)`: scalar, the mean over the samples of a micro-batch; or `(loss, {name: scalar, ...})` with metrics
     that are such means, too, for `Step.metrics`.
     `optimizer(parameters)`: called for each layer; must step just these, alike on all ranks. `scheduler(optimizer)`:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from odyssey.errors import JobError
 from odyssey.model.blueprint import META, Blueprint, LayerFactory
 from odyssey.model.dtensors import part_of
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_layer, check_state
@@ -171,15 +172,20 @@ class Model:
     def hold_built(self, layers: Iterable[int]) -> None:
         """Hold exactly `layers`, with the values that the script builds them with. Before the first unit only.
 
-        Called again, because a rank was lost before the first step, it builds the layers again.
+        Called again, because a rank was lost before the first step, it builds the layers again. Raises JobError if the script
+        has them built once only.
         """
-        if not self.is_as_built:
+        if is_again := not self.is_as_built:
             self.layers = self._blueprint.skeletons()
             self.held, self.shards = frozenset(), {}
         self.is_as_built = False
         wanted = frozenset(layers)
         for i in wanted & set(self._blueprint.factories):
             self.layers[i] = self._blueprint.layer(i)
+        for i in sorted(wanted) if is_again else ():
+            if any(t.device == META for t in (*self.layers[i].parameters(), *self.layers[i].buffers())):
+                what = f"layer {self.specs[i].name} is wanted again, and layers() returned modules that it has returned before"
+                raise JobError(what, "let layers() build all modules anew each time that it is called")
         self._free(frozenset(range(len(self.layers))) - wanted, wanted)
         replace([self.layers[i] for i in sorted(wanted)], lambda t: t.detach().to(self.device))
         self._take(wanted)

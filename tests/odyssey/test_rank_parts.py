@@ -332,6 +332,18 @@ def test_what_functions_build_may_share_a_module_and_measuring_leaves_it_alone()
     assert digest(model.shard_state(2)) == digest(expected.shard_state(2))
 
 
+@pytest.mark.parametrize("by_functions", [False, True])
+def test_modules_that_are_built_once_only_are_refused_when_they_are_wanted_again(by_functions):
+    made = [torch.nn.Linear(4, 4) for _ in range(4)]
+    layers = [lambda module=module: module for module in made] if by_functions else made
+    model = Model(lambda: layers, make_optimizer, make_scheduler, CPU, 0)
+    model.hold_built((0, 1))
+
+    with pytest.raises(JobError, match=r"layer 2.Linear is wanted again") as refused:
+        model.hold_built((2, 3))
+    assert "build all modules anew" in refused.value.help
+
+
 def test_layers_that_are_not_held_take_no_memory():
     model = model_of("gpt", (1,))
     for i, layer in enumerate(model.layers):
