@@ -35,6 +35,12 @@ def proportional_bytes() -> int:
         return next(int(line.split()[1]) for line in rollup if line.startswith("Pss:")) * 1024
 
 
+def libraries(word: str) -> frozenset[str]:
+    """The files with this word in their names that are mapped in this process."""
+    with open("/proc/self/maps") as maps:
+        return frozenset(line.rstrip("\n").split(maxsplit=5)[-1] for line in maps if word in line)
+
+
 def sleeps(pid: int) -> bool:
     """Whether a process that this one has made waits for something: it is there, nobody has stopped it, and no signal that it
     holds back is to come to it."""

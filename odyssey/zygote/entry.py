@@ -24,6 +24,7 @@ import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from odyssey import own_process
 from odyssey.text import as_unicode
 from odyssey.zygote.protocol import RUN_PATH, STACKS_FILE, STACKS_SIGNAL, Entry, command
 from odyssey.zygote.shadowing_modules import first_folder
@@ -164,9 +165,7 @@ def _own_threads() -> None:
     n = min(int(threads), n_processors) if threads.isdigit() and int(threads) > 0 else n_processors
     if n == 1:
         return
-    with open("/proc/self/maps") as maps:
-        mapped = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps if "openblas" in line}
-    for path in mapped:
+    for path in own_process.libraries("openblas"):
         library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         for name in _SET_THREADS:
             if (set_threads := getattr(library, name, None)) is not None:
