@@ -21,11 +21,19 @@ _STEP = Optimizer.profile_hook_step(lambda _: None).__code__
 def is_in_step(frame: FrameType | None) -> bool:
     """Whether an optimizer's step has called this, through whatever is between. Where a step is left by an exception nothing
     is to be put right."""
-    called: set[CodeType] = set()
-    while frame is not None:
-        if frame.f_code is _STEP and _code_of(_closure(frame)) not in called:
+    step = frame
+    while step is not None:
+        if step.f_code is _STEP and not _is_called(_code_of(_closure(step)), frame, step):
             return True
-        called.add(frame.f_code)
+        step = step.f_back
+    return False
+
+
+def _is_called(code: CodeType | None, frame: FrameType | None, by: FrameType) -> bool:
+    """Whether it is being run between `frame` and the one that has called all of it."""
+    while frame is not None and frame is not by:
+        if frame.f_code is code:
+            return True
         frame = frame.f_back
     return False
 
