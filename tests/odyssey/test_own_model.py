@@ -468,20 +468,20 @@ def replacing(net, x):
 
 
 def making(net, x):
-    """As a cache that is made at the first call."""
+    """It makes a cache at the first call."""
     net.linear.register_buffer("made", torch.ones(1), persistent=False)
     return (net.linear(x) * net.linear.made).sum()
 
 
 def clamping(net, x):
-    """As an embedding does with `max_norm`."""
+    """It does what an embedding does with `max_norm`."""
     with torch.no_grad():
         net.linear.weight.clamp_(-1, 1)
     return net.linear(x).sum()
 
 
 def zeroing(net, x):
-    """As a loop does that was moved into the loss."""
+    """It is the body of a loop that was moved into the loss."""
     torch.optim.SGD(net.parameters(), 0.1).zero_grad()
     return net(x).sum()
 
@@ -497,7 +497,7 @@ def going_back(net, x):
 
 
 def forgetting(net, x):
-    """As a hook does that steps an optimizer in the backward."""
+    """Its hook lets gradients go, as one does that steps an optimizer in the backward."""
     if not net.linear.weight._post_accumulate_grad_hooks:
         net.linear.weight.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     return net(x).sum()

@@ -641,8 +641,8 @@ def test_of_two_jobs_that_have_begun_the_younger_one_ends(leader: LeaderOnALoop)
 
 @pytest.mark.parametrize("number", [AT_ENDPOINT, 5])
 def test_a_job_with_another_endpoint_is_no_older_one_of_this_one(number: int) -> None:
-    """Who leads it looks at its own endpoint, at the host of which this agent leads, away from its own. One that is at the
-    endpoint of its job may know that by another name."""
+    """Its leading agent looks at its own endpoint, at the host of which this agent leads, away from its own. An agent that is
+    at the endpoint of its job may know that by another name."""
     leader = LeaderOnALoop(number=number)
     try:
         leader.roster.has_begun, leader.part.coordination.job = True, WhichJob(5.0, "h1:7")

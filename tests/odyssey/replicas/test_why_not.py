@@ -147,7 +147,7 @@ def test_no_group_is_made_with_a_rank_that_is_lost(link: Link, replica: Known) -
 
 
 class Wrapped(nn.Module):
-    """As DDP is, around a model."""
+    """It has a model in it, as DDP has."""
 
     def __init__(self) -> None:
         super().__init__()
