@@ -102,7 +102,8 @@ def test_where_nobody_has_a_shard_all_start_again_from_what_was_saved(tmp_path: 
     given = {"n_ranks_per_node": 2, "max_restarts": 1, "log_dir": tmp_path / "second"}
     second = Ran(options(tmp_path, "saved/2", "1:6:forward", **given))
     assert_exact(second, tmp_path, "saved/2", n_ranks=2)
-    assert sorted(second.steps()) == sorted([4, 5, *range(4, N_STEPS)])
+    again = [4, *range(4, N_STEPS)]
+    assert second.steps() in (again, sorted([*again, 5])), "the leader may end before it has printed step 5"
     assert any("shard 1 of Sequential) is lost (rank 1); all ranks start again" in note.text for note in second.all(Note))
 
 
