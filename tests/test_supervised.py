@@ -224,7 +224,7 @@ def test_what_a_test_started_ends_when_pytest_is_killed(
 
 
 def test_a_teardown_that_waits_for_ever_ends_with_the_place_where_it_does(inner: Callable[..., Inner]) -> None:
-    one = inner("--timeout", "1", "--teardown-limit", "1")
+    one = inner("--timeout", "5", "--teardown-limit", "1")
 
     _, said = one.leaves_nothing()
 

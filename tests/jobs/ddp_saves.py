@@ -1,8 +1,9 @@
 """A DDP script that saves every few steps and goes on from what it has saved: `ddp_saves.py FOLDER N_STEPS EVERY KILL_AT BY`.
 
 Rank 0 prints each step with the number of ranks that made it. Rank 2 ends itself in the first attempt, in the backward of step
-KILL_AT. The first attempt makes N_STEPS steps, so that who waits for a restart can give it more than it will ever make; a later
-one makes EVERY steps. BY: torch.save is given a `path`, or a `file` that is open.
+KILL_AT, when rank 0 has printed the one before: else nobody alive may have made it. The first attempt makes N_STEPS steps, so
+that who waits for a restart can give it more than it will ever make; a later one makes EVERY steps. BY:
+torch.save is given a `path`, or a `file` that is open.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -35,6 +37,8 @@ def main() -> None:
 
     def in_backward(gradient: torch.Tensor) -> None:
         if is_first and rank == 2 and step == kill_at:
+            while not path.with_name("printed").exists():
+                time.sleep(0.001)
             os.kill(os.getpid(), signal.SIGKILL)
 
     net.weight.register_hook(in_backward)
@@ -44,6 +48,8 @@ def main() -> None:
         optimizer.step()
         if rank == 0:
             print("step", step, "of", dist.get_world_size(), flush=True)
+            if step == kill_at - 1:
+                path.with_name("printed").touch()
             if step % every == every - 1:
                 beside = path.with_suffix(".new")
                 with beside.open("wb") as file:

@@ -470,8 +470,12 @@ members = [int(rank) for rank in sys.argv[2].split(",")]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 if sys.argv[3:]:
+    store = dist.distributed_c10d._get_default_store()
     replica = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    store.set(f"{rank} has built", "")
 if (rank, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (int(sys.argv[1]), "0"):
+    if sys.argv[3:]:
+        store.wait(["0 has built"])  # else it may be that nobody alive has what DDP has exchanged
     os.kill(os.getpid(), 9)
 group = dist.new_group(members)
 dist.barrier()
@@ -503,7 +507,7 @@ def test_nobody_waits_in_torch_for_a_lost_rank(victim: int, members: str, with_d
 
 
 OBJECTS = """
-import os, sys
+import itertools, os, sys
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -513,19 +517,23 @@ dist.init_process_group("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
 replica = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
 replica(torch.ones(1, 2)).sum().backward()
-if (rank, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (1, "0"):
-    left = [int(sys.argv[2])]
+store = c10d._get_default_store()
+is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+calls = itertools.count(1)
 
-    def ending(call):
-        def ends(*arguments, **named):
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), 9)
-            return call(*arguments, **named)
+def counted(call):
+    def called(*arguments, **named):
+        number = next(calls)
+        if rank == 0:
+            store.set(f"call {number}", "")
+        if is_first and (rank, number) == (1, int(sys.argv[2])):
+            store.wait([f"call {number}"])  # else it may be that nobody alive has what was called before
+            os.kill(os.getpid(), 9)
+        return call(*arguments, **named)
 
-        return ends
+    return called
 
-    c10d.all_gather, c10d.gather = ending(c10d.all_gather), ending(c10d.gather)
+c10d.all_gather, c10d.gather = counted(c10d.all_gather), counted(c10d.gather)
 found = [None] * n
 mine = {"rank": rank, "bytes": list(range(10 ** rank))}
 if sys.argv[1] == "all":

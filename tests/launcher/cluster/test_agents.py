@@ -18,6 +18,7 @@ import torch
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN
 from tests.descendants import Descendants
+from tests.held import Held
 from tests.launchers import PATIENCE_S, free_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -404,15 +405,17 @@ def test_an_agent_that_is_told_to_end_does_not_come_again(start: Callable[..., A
     assert not any("asks to join again" in line for line in second.lines), second.lines
 
 
-def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent]) -> None:
+def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent], tmp_path: Path) -> None:
+    held = Held(tmp_path / "held", 3)
     given = {"script": TRAIN, "backend": "static", "nproc_per_node": 2, "layout": "2x2", "survive_nodes": 1}
-    agents = [start("--steps", "60", node_rank=rank, **given) for rank in range(2)]
+    agents = [start("--steps", "20", *held.arguments, node_rank=rank, **given) for rank in range(2)]
     agents[0].until(lambda line: line.startswith("step 3 "))
     agents[1].process.kill()
+    held.release()
     agents[0].until(lambda line: "recovered in" in line)
     assert agents[0].end() == 0, agents[0].lines
     steps = [int(line.split()[1]) for line in agents[0].lines if line.startswith("step ")]
-    assert steps == sorted(set(steps)) and steps[-1] == 59
+    assert steps == sorted(set(steps)) and steps[-1] == 19
 
 
 @pytest.mark.soak

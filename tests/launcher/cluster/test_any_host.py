@@ -28,9 +28,8 @@ WAITS = """
 import os, sys; pipe = open(sys.argv[1])
 rank = os.environ["RANK"]
 print("rank", rank, "begins", flush=True)
-print("HERE", flush=True)
 def wait():
-    pipe.read()
+    print("HERE", flush=True); pipe.read()
 wait()
 print("rank", rank, "is through", flush=True)
 """
@@ -111,7 +110,7 @@ def test_a_job_is_seen_from_each_host_and_ended_from_a_members(hosts: Hosts) -> 
         assert [rank["is_alive"] for rank in status["ranks"]] == [True] * 4
         assert [rank["is_here"] for rank in status["ranks"]] == [rank // 2 == i for rank in range(4)]
         assert role in hosts.say(i, "status")
-        assert hosts.say(i, "stacks") == "ranks 0-3: in wait (waits.py:7)\n"
+        assert hosts.say(i, "stacks") == "ranks 0-3: in wait (waits.py:6)\n"
         assert hosts.say(i, "logs").splitlines() == BEGUN
         assert hosts.say(i, "logs", "--rank", str(3 - 2 * i)) == f"rank {3 - 2 * i} begins\nHERE\n"
 
@@ -140,7 +139,7 @@ def test_all_hosts_are_followed_to_the_end(hosts: Hosts) -> None:
 def test_who_does_not_know_the_secret_is_told_so(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODYSSEY_SECRET", "another secret than theirs")
     shown = hosts.say(1, "stacks", code=1)
-    assert "ranks 2-3: in wait (waits.py:7)" in shown
+    assert "ranks 2-3: in wait (waits.py:6)" in shown
     assert "odyssey: agent 0 (" in shown and "another secret" in shown
     assert "agent 0 (" in hosts.say(1, "stop", code=1)
     assert [agent.process.poll() for agent in hosts.agents] == [None, None]

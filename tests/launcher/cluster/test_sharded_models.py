@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from tests import ROOT
+from tests.held import Held
 from tests.launcher.cluster.test_agents import Agent, start
 from tests.resilient_reference import differences
 
 __all__ = ["start"]
 pytestmark = pytest.mark.timeout(180)
 SCRIPT = str(ROOT / "tests" / "jobs" / "resilient.py")
-N_STEPS = 80
+N_STEPS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +31,15 @@ def test_ranks_of_other_agents_go_on(n_each: int, struck: int, start: Callable[.
     """With one rank on each of three agents the third keeps the first one's shard, and makes a copy with the second."""
     out = tmp_path / "out"
     out.mkdir()
+    held = Held(tmp_path / "held", 5)
     given = {"nproc_per_node": n_each, "nnodes": "1:3", "rdzv_conf": "last_call_timeout=100"}
     agents = []
     for _ in range(3):
-        agents.append(start(str(out), "average/2", script=SCRIPT, **given))
+        agents.append(start(str(out), "average/2", *held.arguments, script=SCRIPT, **given))
         agents[-1].until(lambda line: "leading at" in line or "joined the job" in line)
     agents[0].until(lambda line: line.startswith("step 5 ") or "] step 5 " in line or "step 5 loss" in line)
     agents[struck].process.kill()
+    held.release()
     ended = [agent.end() for i, agent in enumerate(agents) if i != struck]
 
     assert ended == [0, 0], [agent.lines for agent in agents]

@@ -218,7 +218,8 @@ def test_a_zygote_that_is_stopped_while_it_imports_is_replaced(starts: Callable[
     os.kill(it.zygote, signal.SIGSTOP)
     it.waits.look()
     assert it.output(1) == ["0 0\n"]
-    assert it.said == ["the process that ranks are forked from was stopped by a signal; another one is started"]
+    said = [text for text in it.said if not text.startswith("importing torch")]  # which lasts on a busy machine
+    assert said == ["the process that ranks are forked from was stopped by a signal; another one is started"]
 
 
 @pytest.mark.usefixtures("soon")
@@ -335,8 +336,9 @@ def test_what_watches_timers_is_replaced(starts: Callable[..., Starts], tmp_path
 
 def test_what_has_been_asked_for_is_not_to_come_after_the_end(starts: Callable[..., Starts]) -> None:
     it = starts()
-    it.start(0)
     os.kill(it.zygote, signal.SIGSTOP)
+    os.waitid(os.P_PID, it.zygote, os.WSTOPPED | os.WNOWAIT)
+    it.start(0)
     it.forks.end()
     it.until(lambda: not it.forks.pending.has_ranks)
     assert it.ranks == []

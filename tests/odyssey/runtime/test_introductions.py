@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import struct
 from collections.abc import Callable
 from datetime import timedelta
@@ -242,10 +241,7 @@ def test_a_build_that_nonsense_has_broken_is_done_again(tmp_path: Path) -> None:
 
 
 def test_a_job_of_two_agents_on_an_ipv6_endpoint_starts_and_recovers(start: Callable[..., Agent]) -> None:
-    with socket.socket(socket.AF_INET6) as trial:
-        trial.bind(("::1", 0))
-        port = trial.getsockname()[1]
-    given = {"rdzv_endpoint": f"[::1]:{port}", "nproc_per_node": 2, "layout": "2x2", "max_restarts": 1, "script": TRAIN}
+    given = {"rdzv_endpoint": f"[::1]:{free_port()}", "nproc_per_node": 2, "layout": "2x2", "max_restarts": 1, "script": TRAIN}
     drill = {"drill": "step=5 kill=1"}
     agents = [start("--steps", str(N_STEPS), "--pause", "0.05", **given, **drill) for _ in range(2)]
     assert [agent.end() for agent in agents] == [0, 0], agents[0].lines + agents[1].lines

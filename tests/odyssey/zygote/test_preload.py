@@ -130,6 +130,7 @@ def test_only_what_is_new_is_looked_at_when_a_rank_tells_what_it_has_imported(mo
 
 SCRIPT = """
 import os, sys, time
+from pathlib import Path
 import torch
 print("new" if "wave" not in sys.modules else "ready", flush=True)
 import wave, mine
@@ -139,6 +140,7 @@ for step in range(3):
     layer(torch.ones(1, 1)).sum().backward()
     optimizer.step()
 print(len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks), "mine" in sys.modules, flush=True)
+Path(sys.argv[1]).touch()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     time.sleep(1000)
 """
@@ -149,6 +151,7 @@ def test_a_rank_that_is_started_again_finds_its_imports_ready(tmp_path: Path, mo
     monkeypatch.setattr("launcher.processes.spawner.WORTH_LEARNING", 1)
     (tmp_path / "mine.py").write_text("import sys; print('mine is read anew', flush=True)")
     (tmp_path / "script.py").write_text(SCRIPT)
+    printed = tmp_path / "printed"
     notes: list[str] = []
 
     def kill_when_learned(event: object, ran: Ran) -> None:
@@ -156,10 +159,17 @@ def test_a_rank_that_is_started_again_finds_its_imports_ready(tmp_path: Path, mo
         if isinstance(body, Note):
             notes.append(body.text)
             if body.text.startswith("the next start has"):
+                while not printed.exists():
+                    pass
                 os.kill(_ranks(ran)[0], signal.SIGKILL)
 
     options = RunOptions(
-        str(tmp_path / "script.py"), max_restarts=1, verbose=True, capture_output=True, log_dir=tmp_path / "logs"
+        str(tmp_path / "script.py"),
+        (str(printed),),
+        max_restarts=1,
+        verbose=True,
+        capture_output=True,
+        log_dir=tmp_path / "logs",
     )
     ran = Ran(options, kill_when_learned)
     assert ran.code == 0, (notes, ran.text(), ran.text("stderr"))

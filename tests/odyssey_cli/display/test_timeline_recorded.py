@@ -227,7 +227,7 @@ def test_a_script_without_a_job_has_no_timeline(folder: Path, capfd: pytest.Capt
 def test_a_real_job_records_a_step_of_each_generation_and_shows_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = RunOptions(
         script=TRAIN,
-        arguments=("--steps", "9", "--pause", "0.05"),
+        arguments=("--steps", "60", "--pause", "0.05"),
         n_nodes=2,
         layout="2x1",
         log_dir=tmp_path / "logs",

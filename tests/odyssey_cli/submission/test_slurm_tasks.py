@@ -77,10 +77,11 @@ def places(agent: subprocess.Popen[str]) -> list[str]:
 def test_other_tasks_exit_as_their_agent_does_and_heed_no_signal(code: int) -> None:
     agent = leads(code)
     others = [waits(1), waits(2)]
+    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for other in others:
-        while not ignores(other.pid, signal.SIGUSR1):
+        while not all(ignores(other.pid, number) for number in numbers):
             assert other.poll() is None
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in numbers:
             other.send_signal(number)
     agent.communicate("")
     assert [(other.wait(), other.communicate()[1]) for other in others] == [(code, "")] * 2
