@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from launcher.host import limits
 from launcher.joblog.exit_codes import ExitCode
@@ -34,7 +35,14 @@ def print_error(what: str, help: str = "") -> None:
     try:
         print(error_text(what, help), file=sys.stderr, flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # else Python would try again in the end
+        let_go(sys.stderr)
+
+
+def let_go(stream: IO[str]) -> None:
+    """Have what is written to one of our own streams from now on go nowhere: else Python would try again in the end."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
 
 
 def report(error: OdysseyError) -> ExitCode:

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -27,6 +28,7 @@ from odyssey_cli.display.board import Board
 from odyssey_cli.display.output_lines import LineCutter
 from odyssey_cli.display.render import render
 from odyssey_cli.display.repeated import Repeated
+from odyssey_cli.errors import let_go
 
 REFRESHES_PER_S = 8
 _HOLD_BACK_S = 0.4
@@ -82,7 +84,7 @@ class Screen:
         self._thread.join(timeout=5.0)
         self._take_in()
         self._print([*self._repeated.release(all_of_them=True), *self._cutter.flush()])
-        self._live.stop()
+        self._write(self._live.stop)
         sys.setswitchinterval(self._switch_interval)
 
     def _draw_until_stopped(self) -> None:
@@ -120,10 +122,10 @@ class Screen:
         digits = len(str(max(self._board.ranks, default=0)))
         for i, (rank, line) in enumerate(lines):
             text.append(f"[rank {rank}]".ljust(8 + digits), style=_RANK_STYLES[rank % len(_RANK_STYLES)])
-            text.append_text(Text.from_ansi(line) if "\x1b" in line else Text(line))
+            text.append_text(_coloured(line))
             if i < len(lines) - 1:
                 text.append("\n")
-        self._console.print(text, soft_wrap=True)
+        self._write(lambda: self._console.print(text, soft_wrap=True))
 
     def _apply(self, event: Event) -> None:
         try:
@@ -141,7 +143,24 @@ class Screen:
     def _give_up(self, error: Exception) -> None:
         """A picture that cannot be drawn must not end a job: the ranks' lines go on, the live area does not."""
         self._failed = True
-        self._live.stop()
+        self._write(self._live.stop)
         where = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
-        self._console.print(f"odyssey: the display failed, the job goes on: {what}", markup=False)
+        self._write(lambda: self._console.print(f"odyssey: the display failed, the job goes on: {what}", markup=False))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """A terminal that is gone must not end a job either: what is meant for it goes nowhere from then on."""
+        try:
+            write()
+        except OSError:
+            self._failed = True
+            let_go(self._console.file)
+
+
+def _coloured(line: str) -> Text:
+    if "\x1b" not in line:
+        return Text(line)
+    try:
+        return Text.from_ansi(line)
+    except ValueError:  # what stands for a colour is no number that Python reads
+        return Text(line.replace("\x1b", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import struct
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import odyssey
@@ -24,20 +27,27 @@ sys.exit(3 if rank == "1" and "fail" in sys.argv else 0)
 """
 
 
-def run_in_terminal(folder: Path, *argv: str, script: str = SCRIPT) -> tuple[int, str]:
-    """Exit code and everything that the terminal got, of `odyssey run --nodes 2 script.py ...`."""
+def started_in_terminal(folder: Path, *argv: str, script: str) -> tuple[subprocess.Popen[bytes], int]:
+    """`odyssey run --nodes 2 ...` in a session without a terminal of its own, and the other end of that which it writes to."""
     (folder / "script.py").write_text(script)
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "odyssey_cli", "run", "--nodes", "2", "script.py", *argv],
+        [sys.executable, "-m", "odyssey_cli", "run", "--nodes", "2", *argv],
         stdin=slave,
         stdout=slave,
         stderr=slave,
         cwd=folder,
         env={**os.environ, "TERM": "xterm-256color"},
+        start_new_session=True,
     )
     os.close(slave)
+    return process, master
+
+
+def run_in_terminal(folder: Path, *argv: str, script: str = SCRIPT) -> tuple[int, str]:
+    """Exit code and everything that the terminal got, of `odyssey run --nodes 2 script.py ...`."""
+    process, master = started_in_terminal(folder, "script.py", *argv, script=script)
     said = b""
     while True:
         try:
@@ -99,3 +109,42 @@ def test_a_traceback_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     lines = [line for line in said.replace("\r", "").split("\n") if "[rank " in line]
     assert len([line for line in lines if line.endswith("Traceback (most recent call last):")]) == 1
     assert len([line for line in lines if "the same traceback as rank" in line]) == 1
+
+
+GOES_ON = """
+import odyssey
+import pathlib, time
+print("waiting", flush=True)
+while not pathlib.Path("gone").exists():
+    time.sleep(0.01)
+for _ in range({n_lines}):
+    print("x" * 1023)
+"""
+
+
+@pytest.mark.parametrize("n_lines", [1, 6 << 10], ids=["a line", "more than is kept for a terminal"])
+def test_a_job_whose_terminal_is_gone_goes_on_to_its_good_end(tmp_path: Path, n_lines: int) -> None:
+    script = GOES_ON.format(n_lines=n_lines)
+    process, master = started_in_terminal(tmp_path, "--json-report=report.json", "script.py", script=script)
+    said = b""
+    while said.count(b"waiting") < 2:
+        said += os.read(master, 1 << 16)
+
+    os.close(master)
+    (tmp_path / "gone").touch()
+
+    try:
+        assert process.wait(timeout=120) == 0, "what a terminal does not take holds nobody up"
+    finally:
+        process.terminate()
+        process.wait()
+    assert json.loads((tmp_path / "report.json").read_text())["exitcode"] == 0
+
+
+def test_a_line_with_a_colour_that_is_none_is_shown_without_it(tmp_path: Path) -> None:
+    script = "import odyssey\nprint('\\x1b[' + '5' * 5000 + 'mthis\\nand that')"
+
+    code, said = run_in_terminal(tmp_path, script=script)
+
+    assert code == 0
+    assert said.count("mthis") == 2 and said.count("and that") == 2
