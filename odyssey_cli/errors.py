@@ -70,18 +70,23 @@ def exit_code_of(command: Callable[[], int]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: the name of a file need not be Unicode
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()  # else Python would do it, and not say what happened
+        return code
     except OdysseyError as error:
         return report(error)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go(sys.stdout)
         return ExitCode.FAILED
     except PermissionError as error:
         is_named = isinstance(error.filename, str | bytes | os.PathLike)
         return report(denied(error)) if is_named else report_internal(error)
     except OSError as error:
+        if error.filename is None and _stdout_fails():
+            let_go(sys.stdout)
+            return report(OdysseyError(f"cannot write to standard output: {(error.strerror or str(error)).lower()}"))
         if error.errno == errno.ENAMETOOLONG and error.filename is not None:
             what = f"{for_people(os.fsdecode(error.filename), _N_SHOWN)}: {os.strerror(error.errno).lower()}"
             return report(UsageError(what, "if it is several words, leave out the quotation marks around them"))
@@ -91,6 +96,15 @@ def exit_code_of(command: Callable[[], int]) -> int:
         return ExitCode.FAILED
     except Exception as error:
         return report_internal(error)
+
+
+def _stdout_fails() -> bool:
+    """Whether standard output takes nothing: an error of writing does not say of which file it is."""
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
 
 
 def denied(error: PermissionError) -> OdysseyError:
