@@ -44,7 +44,7 @@ def parse(text: str, *, n_nodes: int, n_ranks_per_node: int) -> tuple[Drill, ...
     for part in text.replace(",", " ").split():
         key, _, value = part.partition("=")
         if key == "step":
-            if not value.isdigit():
+            if not value.isdecimal():
                 raise UsageError(f"--drill {text!r}: step: expected a number, got {value!r}", HELP)
             step, after_s = int(value), None
         elif key == "after":

@@ -152,7 +152,7 @@ def _own_randomness() -> None:
     if torch is not None:
         torch.default_generator.seed()
         threads = os.environ.get("OMP_NUM_THREADS", "")
-        if threads.isdigit() and int(threads) > 0:
+        if threads.isdecimal() and int(threads) > 0:
             torch.set_num_threads(int(threads))  # OMP reads the variable only once, at import
 
 
@@ -162,7 +162,7 @@ def _own_threads() -> None:
     if "numpy" not in sys.modules or "OPENBLAS_NUM_THREADS" in os.environ:
         return
     threads, n_processors = os.environ.get("OMP_NUM_THREADS", ""), len(os.sched_getaffinity(0))
-    n = min(int(threads), n_processors) if threads.isdigit() and int(threads) > 0 else n_processors
+    n = min(int(threads), n_processors) if threads.isdecimal() and int(threads) > 0 else n_processors
     if n == 1:
         return
     for path in own_process.libraries("openblas"):

@@ -174,7 +174,7 @@ def _endpoint(endpoint: str, name: str, default_port: int) -> tuple[str, int]:
     is_address = endpoint.startswith("[") and endpoint.endswith("]")
     host, colon, port = (endpoint, "", "") if is_address or ":" not in endpoint else endpoint.rpartition(":")
     host = _host(host, name)
-    if colon and not (port.isdigit() and int(port) <= 65535):
+    if colon and not (port.isdecimal() and int(port) <= 65535):
         raise UsageError(f"{name}: {port!r} is no port, in {endpoint!r}", "give HOST:PORT with a port from 0 to 65535")
     if not re.fullmatch(r"[\w.:-]+", host):
         help = "give one address" if " " in host else f"give HOST:PORT, for example node0:{default_port}"

@@ -172,7 +172,7 @@ def _nodes(given: Given) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     if given.command in (Command.RUN, Command.PROFILE) and not given.texts:
         value, rest = text.nodes_behind_script(given.arguments)
         if value is not None:
-            if not value.isdigit():
+            if not value.isdecimal():
                 help = f"for example: {given.command.value} --nodes 4 {given.script}"
                 raise UsageError(f"--nodes: expected a number, got {value!r}", help)
             nodes = text.count(int(value), "--nodes", 1)

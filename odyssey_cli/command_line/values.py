@@ -178,7 +178,7 @@ def exit_codes(text: str, option: str) -> tuple[int, ...]:
 def restart_limit(text: str, option: str) -> tuple[int, float]:
     """`5/1h`: at most so many in so many seconds."""
     number, slash, time = text.partition("/")
-    if not slash or not number.strip().isdigit():
+    if not slash or not number.strip().isdecimal():
         raise UsageError(f"{option}: expected N/TIME, got {text!r}", f"five in an hour: {option} 5/1h")
     return int(number), duration_s(time.strip(), option)
 

@@ -238,7 +238,7 @@ def called(text: str) -> FoundJob | None:
     known = _one_folder_a_job(everywhere)
     found = [folder for folder in known if _name(folder) == text]
     found = found or [folder for folder in everywhere if folder.name == text]
-    if text.isdigit():
+    if text.isdecimal():
         found += [folder for folder in everywhere if registry.is_running(folder) and read(folder).agent == int(text)]
     found = found or [folder for folder in known if _name(folder).startswith(text)]
     if len(found) > 1:

@@ -52,7 +52,7 @@ def _ranks_of(who: str, job: find.FoundJob) -> tuple[Rank, ...]:
     agents, host_of = job.agents, {rank.rank: rank.host for rank in job.ranks}
     if job.owner is not None:
         host_of = {rank: agents.known[home].host for rank, home in agents.home_of.items() if home in agents.present}
-    if who.isdigit():
+    if who.isdecimal():
         rank = Rank(int(who))
         if rank not in host_of:
             raise UsageError(f"{job.name} has no rank {who}", f"it has ranks 0 to {max(host_of, default=0)}")

@@ -81,6 +81,7 @@ WRONG = [
     (["run", "--nodes", "0", "train.py"], "--nodes: expected at least 1, got 0", "--nodes 1"),
     (["run", "--nodes", "x", "train.py"], "--nodes: expected a whole number, got 'x'", "for example --nodes 1"),
     (["run", "train.py", "--nodes", "x"], "--nodes: expected a number, got 'x'", "odyssey run --nodes 4 train.py"),
+    (["run", "train.py", "--nodes", "²"], "--nodes: expected a number, got '²'", "odyssey run --nodes 4 train.py"),
     (["run", "--nproc_per_node", "0", "train.py"], "--nproc-per-node: expected at least 1, got 0", "--nproc-per-node 1"),
     (["run", "--max-restarts=-1", "train.py"], "--max-restarts: expected at least 0, got -1", "--max-restarts"),
     (["run", "--layout", "2y", "train.py"], "--layout: expected auto, 2x4 or 3+2+3, got '2y'", "two pipelines of four"),

@@ -402,6 +402,15 @@ def test_a_stall_shows_until_there_is_progress(tmp_path: Path) -> None:
     assert find.read(folder).status == "stalled"
 
 
+def test_a_number_that_is_no_number_of_a_process_names_no_job(tmp_path: Path) -> None:
+    own = registry.started_at(os.getpid())
+    assert own is not None
+    registry.enter(logged(tmp_path / "job", started(os.getpid(), own)))
+    assert find.find(str(os.getpid())).name == "job"
+    with pytest.raises(UsageError, match="no such job: ²"):
+        find.find("²")
+
+
 # -- which job ---------------------------------------------------------------------------------------------------------
 
 

@@ -36,6 +36,7 @@ def test_moments_and_faults() -> None:
         ("kill=1", "kill=1: says not when"),
         ("step=1", "says not what to do"),
         ("step=x kill=1", "step: expected a number, got 'x'"),
+        ("step=² kill=1", "step: expected a number, got '²'"),
         ("after=soon kill=1", "after: expected a duration, got 'soon'"),
         ("step=1 kill=4", "kill=4: there are ranks 0 to 3"),
         ("step=1 lose=node2", "lose=node2: there are nodes 0 to 1"),
