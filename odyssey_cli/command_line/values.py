@@ -17,6 +17,8 @@ from odyssey.plan.layout import parse_layout
 from odyssey.plan.worker import Rank, numbers_from
 from strategies.situation import Aim, Objective, Protect
 
+MOST_RANKS = 1 << 20
+"""No cluster has more: what is reckoned for each of them would find no time or memory."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -228,10 +230,17 @@ def ranks(text: str, option: str) -> tuple[Rank, ...]:
         if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
             raise UsageError(f"{option}: expected rank numbers, got {text!r}", f"for example {option} 1,5 or {option} 4-7")
         first, last = int(match[1]), int(match[2] or match[1])
+        check_n_ranks(last + 1, f"{option} {part.strip()}")
         numbers += numbers_from(Rank(first), last + 1 - first)
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"{option}: a rank is named twice in {text!r}", "name each rank once")
     return tuple(numbers)
+
+
+def check_n_ranks(n_ranks: int, option: str) -> None:
+    """Not more of them than there can be."""
+    if n_ranks > MOST_RANKS:
+        raise UsageError(f"{option}: {n_ranks} ranks are more than any cluster has", f"give {MOST_RANKS} at most")
 
 
 def script(text: str) -> str:

@@ -35,6 +35,9 @@ def plan(request: PlanRequest) -> int:
     for file, option in ((request.svg, "--svg"), (request.trace, "--trace"), (request.change, "--change")):
         files.check_if_given(file, option)
     found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
+    if joining is not None:
+        size, option = (found.ranks_per_node, "--join-nodes") if joining.nodes else (1, "--join")
+        values.check_n_ranks(joining.n * size, f"{option} {joining.n}")
     rate = None if request.failure_rate is None else values.failure_rate(request.failure_rate)
     approximate = values.low_rank(request.allow_approximate)
     aim = values.aim(found.aim, request.objective, request.protect, approximate, request.survive, request.survive_nodes)

@@ -13,6 +13,7 @@ from launcher.joblog.events import PlanChosen
 from launcher.planning.situations import expected_change
 from odyssey.errors import ProfileError, UsageError
 from odyssey.plan.plan import Plan
+from odyssey_cli.command_line import values
 from odyssey_cli.jobs import find as jobs
 from perfmodel.profile import catalog
 from perfmodel.profile.profile import Profile, read
@@ -43,14 +44,16 @@ class Source(msgspec.Struct, frozen=True):
         return f"{self.name}, modelled" if self.profile.is_modelled else self.name
 
     def resized(self, n_nodes: int | None, ranks_per_node: int | None) -> Source:
-        """The same model on more or fewer ranks; then a job's own plan means nothing any more."""
+        """The same model on more or fewer ranks; then a job's own plan means nothing any more. Raises UsageError."""
         if n_nodes is None and ranks_per_node is None:
             return self
+        nodes = n_nodes if n_nodes is not None else self.n_nodes
         per_node = ranks_per_node if ranks_per_node is not None else self.ranks_per_node
+        values.check_n_ranks(nodes * per_node, f"--nodes {nodes} --nproc-per-node {per_node}")
         cluster = msgspec.structs.replace(self.profile.cluster, ranks_per_node=per_node)
         return msgspec.structs.replace(
             self,
-            n_nodes=n_nodes if n_nodes is not None else self.n_nodes,
+            n_nodes=nodes,
             ranks_per_node=per_node,
             profile=msgspec.structs.replace(self.profile, cluster=cluster),
             plan=None,

@@ -233,6 +233,8 @@ def test_a_job_that_has_ended_is_planned_for_as_if_its_ranks_were_there(folder: 
         (["--layouts", "--svg", "picture.svg"], "error: --layouts and --svg exclude each other\n"),
         (["--spares", "4"], "error: --spares 4: there are 4 ranks\n"),
         (["--spare-nodes", "0"], "error: --spare-nodes: expected at least 1, got 0\n"),
+        (["--nodes", "99999999"], "error: --nodes 99999999 --nproc-per-node 1: 99999999 ranks are more than any cluster has\n"),
+        (["--fail-ranks", "1,2-99999999999"], "error: --fail-ranks 2-99999999999: 100000000000 ranks are more than any"),
         (["--layouts", "--horizon", "soon"], "error: --horizon: expected a duration, got 'soon'\n"),
     ],
 )
@@ -391,6 +393,8 @@ def test_nobody_comes_to_a_job_that_has_ended(folder: Path, capfd: pytest.Captur
     [
         (("--join", "0"), "--join: expected at least 1, got 0"),
         (("--join-nodes", "-1"), "--join-nodes: expected at least 1, got -1"),
+        (("--join", "999999999"), "--join 999999999: 999999999 ranks are more than any cluster has"),
+        (("--join-nodes", "999999999"), "--join-nodes 999999999: 999999999 ranks are more than any cluster has"),
         (("--join", "1", "--join-nodes", "1"), "--join and --join-nodes exclude each other"),
         (("--join", "1", "--layouts"), "--layouts and --join exclude each other"),
         (("--spares", "1", "--join", "1"), "--spares and --join exclude each other"),
