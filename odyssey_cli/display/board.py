@@ -92,6 +92,12 @@ class Recovery:
         )
         return taken == self.plan
 
+    def forget_plans(self) -> None:
+        """Keep what is summed up in the end: the plans that are shown are those of the newest one."""
+        self.plan_before = self.plan = None
+        if self.proposed is not None:
+            self.proposed = msgspec.structs.replace(self.proposed, candidates=())
+
 
 @dataclass(frozen=True)
 class Line:
@@ -300,6 +306,8 @@ class Board:
             recovery = Recovery(generation, time, body.lost, body.reason, self.step_s, before, self.plan)
             if self._silent_until is not None and before is not None:
                 recovery.detect_s = max(0.0, self._silent_until - before - (self.step_s or 0.0))
+            if self.recovery is not None:
+                self.recovery.forget_plans()
             self.recoveries.append(recovery)
         self._silent_until = None
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, RankLost, Suspected
+from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, Pausing, Proposed, RankLost, Suspected
 from odyssey.protocol.reports import Committed
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_grid import plan_grid
@@ -216,6 +216,23 @@ def test_the_summary_of_a_job_counts_what_was_lost() -> None:
         "40 steps in 0:04\nrecovered from the loss of 1 rank in 88 ms; planned ahead: 0 of 1\n"
         "130 ms lost in all, the work that was redone included"
     )
+
+
+def test_of_a_recovery_behind_which_there_is_another_no_plans_are_kept() -> None:
+    board = board_after("Committed", 40)
+    told = board.n_lost, board.lost_s, board.planned_ahead
+
+    board.apply(Event(job_events.START + 5, 3, "agent", Pausing((2,), "rank 2 lost: SIGKILL")))
+
+    before, now = board.recoveries
+    assert before.proposed == msgspec.structs.replace(proposed(), candidates=())
+    assert before.plan is before.plan_before is None
+    assert now.plan_before is board.plan is not None
+    assert told == (board.n_lost - 1, board.lost_s, board.planned_ahead) == (1, pytest.approx(0.13), "planned ahead: 0 of 1")
+
+
+def proposed() -> Proposed:
+    return next(event.body for event in job_events.job() if isinstance(event.body, Proposed))
 
 
 def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
