@@ -124,6 +124,9 @@ class Board:
     ranks: dict[Rank, RankState] = field(default_factory=dict)
     causes: dict[Rank, str] = field(default_factory=dict)
     steps: int = 0
+    """Of the training, those that jobs before this one have done included."""
+    first_step: int | None = None
+    """The first one of this job."""
     n_steps: int | None = None
     """How many the script wants in all, where it says."""
     step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=N_RECENT))
@@ -164,6 +167,11 @@ class Board:
     def n_restarts(self) -> int:
         """As `--max-restarts` counts: of all ranks together without a Job, of single ones with one."""
         return self.attempt + self.n_respawned
+
+    @property
+    def n_done(self) -> int:
+        """Steps of this job."""
+        return 0 if self.first_step is None else self.steps - self.first_step
 
     @property
     def n_lost(self) -> int:
@@ -352,6 +360,8 @@ class Board:
         if self.loss is None or math.isfinite(self.loss):  # else it is not applied
             if self.plan is not None and self.plan.approximation is not None and body.result.position[0] >= self.steps:
                 self.n_approximate += 1
+            if self.first_step is None:
+                self.first_step = body.result.position[0]
             self.steps = max(self.steps, body.result.position[0] + 1)
         self.step_s, self.n_steps = body.unit_s, body.n_steps
         if self._commits:

@@ -14,7 +14,7 @@ def summary(board: Board, log_dir: Path | None) -> str:
     took = quantities.clock(max(0.0, board.now - board.started))
     if board.job is None:
         return ""  # another agent leads the job, and sums it up
-    lines = [f"{quantities.plural(board.steps, 'step')} in {took}" if board.plan is not None else f"ran for {took}"]
+    lines = [f"{quantities.plural(board.n_done, 'step')} in {took}" if board.plan is not None else f"ran for {took}"]
     if board.n_restarts and board.plan is None:
         lines.append(f"all ranks were started again {quantities.plural(board.attempt, 'time')}")
     recovered = [recovery for recovery in board.recoveries if recovery.went is not None]
@@ -28,7 +28,7 @@ def summary(board: Board, log_dir: Path | None) -> str:
         lines.append("; ".join(part for part in (f"{what}{took}", board.planned_ahead) if part))
         lines.append(f"{quantities.seconds(board.lost_s)} lost in all, the work that was redone included")
     if board.n_approximate:
-        lines.append(share(board.n_approximate, board.steps))
+        lines.append(share(board.n_approximate, board.n_done))
     if board.changes:
         n_joined, n_left = (sum(map(len, its)) for its in zip(*((c.joined, c.leaving) for c, _ in board.changes), strict=True))
         parts = [f"took in {quantities.plural(n_joined, 'rank')}"] if n_joined else []

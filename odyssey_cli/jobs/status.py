@@ -49,8 +49,8 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """A job as `odyssey status` has it. `reason`, `help`: why it ended; empty while it runs. `n_approximate_steps`: those with
-    approximate gradients."""
+    """A job as `odyssey status` has it. `reason`, `help`: why it ended; empty while it runs. `n_done_steps`: those of this
+    job, without what it has resumed from; `n_approximate_steps`: those of them with approximate gradients."""
 
     line: JobLine
     folder: str
@@ -65,6 +65,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     events: list[tuple[float, str]]
     n_unreadable: int
     n_approximate_steps: int = 0
+    n_done_steps: int = 0
 
 
 def ps(*, ended: bool, as_json: bool) -> ExitCode:
@@ -137,6 +138,7 @@ def status_of(job: FoundJob) -> JobStatus:
         events=[(line.time, line.text) for line in list(board.recent)[-N_LAST_EVENTS:]],
         n_unreadable=len(job.log.unknown),
         n_approximate_steps=board.n_approximate,
+        n_done_steps=board.n_done,
     )
 
 
@@ -191,7 +193,7 @@ def _status(found: JobStatus) -> list[str]:
         pace = f", {quantities.seconds(found.step_s)} a step" if found.step_s else ""
         facts.insert(-1, ("step", f"{line.step}{loss}{pace}"))
         if found.n_approximate_steps:
-            facts.insert(-1, ("fidelity", share(found.n_approximate_steps, line.step)))
+            facts.insert(-1, ("fidelity", share(found.n_approximate_steps, found.n_done_steps)))
     width = max(len(name) for name, _ in facts)
     text = [f"{name:<{width}}  {value}" for name, value in facts]
     if found.n_unreadable:

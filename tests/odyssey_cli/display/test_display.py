@@ -11,7 +11,19 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, Pausing, Proposed, RankLost, Suspected
+from launcher.joblog.events import (
+    Cause,
+    CauseKind,
+    Event,
+    GenerationStarted,
+    Pausing,
+    PlanChosen,
+    Proposed,
+    RankLost,
+    Suspected,
+)
+from odyssey.plan.approximation import Approximation, LowRank
+from odyssey.plan.worker import Worker
 from odyssey.protocol.reports import Committed
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_grid import plan_grid
@@ -216,6 +228,20 @@ def test_the_summary_of_a_job_counts_what_was_lost() -> None:
         "40 steps in 0:04\nrecovered from the loss of 1 rank in 88 ms; planned ahead: 0 of 1\n"
         "130 ms lost in all, the work that was redone included"
     )
+
+
+def test_the_summary_of_a_job_that_has_resumed_another_counts_its_own_steps() -> None:
+    from odyssey_cli.display.summary import summary
+
+    board = board_after("GenerationStarted")
+    approximate = msgspec.structs.replace(job_events.plan(), approximation=Approximation((Worker(1),), LowRank(4), ()))
+    for step in range(100_000, 100_008):
+        board.apply(job_events.committed(step, board.now + 2))
+        if step == 100_004:
+            board.apply(Event(board.now, 2, "agent", PlanChosen(approximate, "", ())))
+
+    assert board.steps == 100_008
+    assert summary(board, None) == "8 steps in 0:17\ngradients were approximate in 3 of 8 steps"
 
 
 def test_of_a_recovery_behind_which_there_is_another_no_plans_are_kept() -> None:
