@@ -55,6 +55,18 @@ def test_a_rank_that_prints_one_again_shows_it_again() -> None:
     assert repeated.release(all_of_them=True) == [(1, "the same traceback as rank 0")]
 
 
+def test_a_rank_that_has_caught_its_exception_and_goes_on_printing_is_not_held_back_for_long() -> None:
+    repeated = Repeated()
+    assert repeated.take(lines_of(0)) == []
+
+    shown: list[Line] = []
+    for i in range(20):
+        shown += repeated.take([(0, f"line {i}")]) + repeated.release()
+
+    assert shown == [*lines_of(0), *((0, f"line {i}") for i in range(20))]
+    assert repeated.take(lines_of(1)) + repeated.release() + repeated.release() == lines_of(1)
+
+
 @given(
     st.lists(
         st.one_of(
