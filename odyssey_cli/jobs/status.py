@@ -11,7 +11,7 @@ import msgspec
 
 from launcher.joblog.events import CauseKind, RankLost
 from launcher.joblog.exit_codes import ExitCode
-from odyssey.codec import to_json
+from odyssey.codec import for_people, to_json
 from odyssey.plan import worker
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fidelity import share
@@ -160,7 +160,7 @@ def _table(lines: Sequence[JobLine]) -> list[str]:
             str(line.step) if line.step is not None else "-",
             str(line.n_restarts),
             line.status,
-            _short(line.command, 40),
+            _short(_in_a_line(line.command), 40),
             line.last_event,
         )
         for line in lines
@@ -174,7 +174,7 @@ def _status(found: JobStatus) -> list[str]:
     line = found.line
     facts = [
         ("job", line.job),
-        ("script", line.command),
+        ("script", _in_a_line(line.command)),
         ("status", f"{line.status} {'after' if line.agent is None else 'for'} {quantities.clock(line.age_s)}"),
         ("ranks", f"{line.n_alive} of {line.n_ranks} alive"),
         ("restarts", f"{line.n_restarts} of {found.max_restarts}"),
@@ -210,7 +210,8 @@ def _status(found: JobStatus) -> list[str]:
         text += ["", "last events"]
         for at, event in found.events:
             first, *rest = event.splitlines() or [""]
-            text += [f"  {_clock(at)}  {first}", *(f"            {more}" for more in rest)]
+            when = f"  {_clock(at)}  "
+            text += [f"{when}{first}", *(" " * len(when) + more for more in rest)]
     return text
 
 
@@ -224,9 +225,14 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return lines
 
 
+def _in_a_line(command: str) -> str:
+    """Give a command without what a terminal would obey: an argument may hold anything."""
+    return for_people(command, len(command)).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _short(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

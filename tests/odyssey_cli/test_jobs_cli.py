@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -400,6 +401,32 @@ def test_a_stall_shows_until_there_is_progress(tmp_path: Path) -> None:
     assert own is not None
     folder = logged(tmp_path / "job", started(os.getpid(), own), Stalled((0,), (0,), "rank 0 makes no progress\n  more"))
     assert find.read(folder).status == "stalled"
+
+
+def test_arguments_that_a_terminal_would_obey_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = msgspec.structs.replace(started(), arguments=("a\nb\tc", "\x1b[2J"))
+    folder = logged(tmp_path / "job", odd)
+    registry.enter(folder)
+
+    shown, listed = Cli(capsys, "status", "job").out, Cli(capsys, "ps", "--all").out
+
+    assert "\nscript    train.py a\\nb\\tc \\x1b[2J\n" in shown
+    assert len(listed.splitlines()) == 2 and "train.py a\\nb\\tc \\x1b[2J" in listed
+    assert Cli(capsys, "status", "job", "--json").json["line"]["command"] == odd.what
+
+
+def test_losses_and_events_are_told_with_their_day(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    lost = RankLost(1, Cause(CauseKind.SIGNAL, "SIGKILL"), True)
+    registry.enter(logged(tmp_path / "job", started(), lost, Stalled((0,), (0,), "rank 0 makes no progress\nmore")))
+
+    shown = Cli(capsys, "status", "job").out
+
+    assert "\nlosses\n  2033-05-18 03:33:21  rank 1: " in shown
+    assert shown.endswith("  2033-05-18 03:33:22  rank 0 makes no progress\n                       more\n")
 
 
 def test_a_number_that_is_no_number_of_a_process_names_no_job(tmp_path: Path) -> None:
