@@ -11,7 +11,7 @@ import re
 from odyssey.plan.worker import Rank
 
 _LONGEST = 1 << 16
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07\x1b]*\x07|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
 
 class LineCutter:

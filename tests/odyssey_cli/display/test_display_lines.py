@@ -6,6 +6,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from odyssey_cli.display.output_lines import LineCutter
 
@@ -42,6 +43,12 @@ def test_cursor_movements_are_dropped_and_colours_kept() -> None:
     line = LineCutter().feed(0, "stdout", b"\x1b[2K\x1b[1A\x1b[31mred\x1b[0m\x07\n")
 
     assert line == [(0, "\x1b[31mred\x1b[0m")]
+
+
+def test_a_title_goes_whichever_way_it_ends_and_no_text_with_it() -> None:
+    [(_, line)] = LineCutter().feed(0, "stdout", b"\x1b]0;one\x1b\\here \x1b]0;two\x07and there\n")
+
+    assert Text.from_ansi(line).plain == "here and there"
 
 
 @given(
