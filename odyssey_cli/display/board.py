@@ -124,7 +124,7 @@ class Board:
     ranks: dict[Rank, RankState] = field(default_factory=dict)
     causes: dict[Rank, str] = field(default_factory=dict)
     steps: int = 0
-    """Of the training, those that jobs before this one have done included."""
+    """Behind the last one of the training, which jobs before this one may have begun."""
     first_step: int | None = None
     """The first one of this job."""
     n_steps: int | None = None
