@@ -54,5 +54,5 @@ class Memory:
 
 
 def most_message_bytes(profile: Profile) -> int:
-    """What messages in flight take at most, whatever a worker's stage."""
-    return N_MESSAGES * max(layer.output_bytes for layer in profile.layers)
+    """What messages in flight take at most, whatever a worker's stage. The last layer's output is sent to nobody."""
+    return N_MESSAGES * max((layer.output_bytes for layer in profile.layers[:-1]), default=0)

@@ -20,7 +20,7 @@ from odyssey.plan.worker import Worker
 from perfmodel.profile.profile import Profile
 from perfmodel.step.costs import Costs, has_halves
 from perfmodel.step.independent_groups import joined
-from perfmodel.step.memory import Memory
+from perfmodel.step.memory import Memory, most_message_bytes
 from strategies.building.effort import WORTH
 from strategies.building.ordering import Ordered, order
 
@@ -178,9 +178,8 @@ def _known(profile: Profile) -> dict[object, _Known]:
 
 def _room(plan: Plan, costs: Costs) -> dict[Worker, int]:
     """Bytes that each worker has for activations, whichever of its messages are in flight."""
-    memory, limit = Memory(costs), costs.profile.cluster.memory_bytes
-    message = max((layer.output_bytes for layer in costs.profile.layers[:-1]), default=0)
-    return {worker: limit - memory.peak(held, 0.0, message) for worker, held in plan.holds.items()}
+    memory, limit = Memory(costs), costs.profile.cluster.memory_bytes - most_message_bytes(costs.profile)
+    return {worker: limit - memory.peak(held, 0.0, 0) for worker, held in plan.holds.items()}
 
 
 def _caps(plan: Plan, costs: Costs, room: Mapping[Worker, int], factor: float | None) -> dict[Worker, int]:

@@ -7,10 +7,12 @@ from itertools import combinations, pairwise, product
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from odyssey.errors import UsageError
 from odyssey.plan.form import layout_of
 from odyssey.plan.layout import parse_layout
+from odyssey.plan.pipelines import Stage
 from perfmodel.profile import catalog
 from perfmodel.profile.profile import Link, Profile
 from strategies.building import compose
@@ -88,6 +90,37 @@ def test_a_split_fits_the_memory_and_is_found_whenever_one_does(
     assert fits((0, *(b for _, b in shape.ranges)))
     best = min(max(sum(s for s, _, _ in sizes[a:b]) for a, b in pairwise(cuts)) for cuts in feasible)
     assert shape.bottleneck_s == pytest.approx(best, rel=1e-5)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6),
+    sent=st.integers(0, 20),
+    logits=st.integers(0, 200),
+    n_stages=st.integers(1, 4),
+    n_micro_batches=st.integers(1, 5),
+)
+def test_a_split_is_found_from_the_memory_on_that_the_best_one_takes_by_its_price(
+    sizes: list[tuple[int, int]], sent: int, logits: int, n_stages: int, n_micro_batches: int
+) -> None:
+    n_layers, n_stages = len(sizes), min(n_stages, len(sizes))
+    rows = [
+        layer(str(i), parameter_bytes=state, activation_bytes=act, output_bytes=sent if i < n_layers - 1 else logits)
+        for i, (state, act) in enumerate(sizes)
+    ]
+    of = profile(rows, n_micro_batches)
+    start = situation(of, None, range(n_stages))
+
+    def peak_bytes(cuts: tuple[int, ...]) -> int:
+        stages = [Stage(worker, *layers) for worker, layers in enumerate(pairwise(cuts))]
+        plan = compose.compose(start, "initial", [stages], [n_micro_batches])
+        return price(plan, of, seconds_to_change=1.0).peak_bytes
+
+    least = min(map(peak_bytes, all_splits(n_layers, n_stages)))
+    found = {
+        memory: Shapes(replace(of, cluster=replace(of.cluster, memory_bytes=memory)), n_micro_batches).of(n_stages)
+        for memory in (least - 1, least)
+    }
+    assert found[least - 1] is None and found[least] is not None
 
 
 def test_slack_is_spread_over_the_stages() -> None:
