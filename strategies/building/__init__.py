@@ -4,6 +4,7 @@ effort.py       how thoroughly all of this is done
 closed_form.py  the time of a pipeline, and of many that share a batch
 hosts.py        stages over hosts
 buckets.py      reductions of layers
+stage_memory.py what a stage takes of memory
 halves.py       the time of a pipeline with its backward in halves
 shapes.py       splits of layers over stages
 layouts.py      how many pipelines of which lengths

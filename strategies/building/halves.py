@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from itertools import accumulate
 
 from perfmodel.step.costs import Costs
-from perfmodel.step.memory import most_message_bytes
-from strategies.building.closed_form import Ranges, Shape
+from strategies.building.closed_form import Shape
+from strategies.building.stage_memory import StageMemory
 
 ALL_IN_HALVES = 3.0
 """Times the activations of 1F1B with which a backward in halves gains all that it can: over `configs/` it gains about a third
@@ -18,19 +16,15 @@ of that with as much as 1F1B, half with one and a half times as much, and all wi
 class Halves:
     """Pipelines in halves, worked out once each."""
 
-    def __init__(self, costs: Costs, state_bytes: Sequence[int], n_micro_batches: int) -> None:
-        """`state_bytes`: prefix sums over the layers, of all that a stage keeps beside its activations."""
+    def __init__(self, costs: Costs, memory: StageMemory) -> None:
         profile = costs.profile
-        self._n_micro_batches = n_micro_batches
         self._op_s = profile.op_overhead_s
         self._seconds = [0.0, *accumulate(costs.layer_s())]
         self._longer = [0.0, *accumulate((profile.halves_scale - 1) * layer.backward_s for layer in profile.layers)]
         """What the halves take longer than the whole."""
         self._forward = [0.0, *accumulate(layer.forward_s for layer in profile.layers)]
         self._passed_on_s = [profile.cluster.intra_host.transfer_s(layer.output_bytes) for layer in profile.layers]
-        self._state = state_bytes
-        self._activation = costs.sums(lambda layer: layer.activation_bytes)
-        self._room = profile.cluster.memory_bytes - profile.runtime_bytes - most_message_bytes(profile)
+        self._memory = memory
         self._known: dict[Shape, Shape] = {}
 
     def of(self, shape: Shape) -> Shape:
@@ -43,7 +37,7 @@ class Halves:
             return shape
         known = self._known.get(shape)
         if known is None:
-            part = min(1.0, self._times_1f1b(shape.ranges) / ALL_IN_HALVES)
+            part = min(1.0, self._memory.times_1f1b(shape.ranges) / ALL_IN_HALVES)
             reaches_s = sum(
                 self._forward[stop] - self._forward[first] + self._op_s + self._passed_on_s[stop - 1]
                 for first, stop in shape.ranges[:-1]
@@ -54,11 +48,3 @@ class Halves:
             fill_s = shape.fill_s - part * (shape.fill_s - reaches_s - shape.bottleneck_s) + longer_s
             known = self._known[shape] = Shape(shape.ranges, fill_s, shape.bottleneck_s + longer_s)
         return known
-
-    def _times_1f1b(self, ranges: Ranges) -> float:
-        """How many times the activations that 1F1B keeps each stage has room for."""
-        rooms = []
-        for s, (first, stop) in enumerate(ranges):
-            keeps = min(len(ranges) - s, self._n_micro_batches) * (self._activation[stop] - self._activation[first])
-            rooms.append((self._room - self._state[stop] + self._state[first]) / keeps if keeps else math.inf)
-        return min(rooms)

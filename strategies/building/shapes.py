@@ -16,12 +16,12 @@ from odyssey.plan.worker import Worker, numbers_from
 from perfmodel.profile.profile import Profile
 from perfmodel.step.costs import Costs, has_halves
 from perfmodel.step.fast_simulate import fast_simulate
-from perfmodel.step.memory import most_message_bytes
 from perfmodel.step.reducing import complete_s
 from strategies.building.buckets import Buckets
 from strategies.building.closed_form import Ranges, Shape, bottleneck_s, slowest_s
 from strategies.building.halves import Halves
 from strategies.building.hosts import room_of
+from strategies.building.stage_memory import StageMemory
 
 MOST_SPLITS = 500
 """Splits that are all looked at."""
@@ -47,25 +47,11 @@ class Shapes:
         self.buckets = Buckets(costs)
         layers = profile.layers
         self._seconds = [0.0, *accumulate(costs.layer_s())]
-        tied = [0] * len(layers)
-        for tie, size in zip(profile.ties, profile.tie_bytes, strict=True):
-            for layer in tie:
-                tied[layer] += round(size * (1 + costs.state_per_parameter))
-        self._state = [
-            0,
-            *accumulate(
-                x.parameter_bytes + x.gradient_bytes + x.optimizer_bytes + x.buffer_bytes + tie
-                for x, tie in zip(layers, tied, strict=True)
-            ),
-        ]
-        self.halves = Halves(costs, self._state, n_micro_batches)
-        self._activation = costs.sums(lambda layer: layer.activation_bytes)
-        self._room = profile.cluster.memory_bytes - profile.runtime_bytes
-        self._messages = most_message_bytes(profile)
+        self._memory = StageMemory(costs, n_micro_batches)
+        self.halves = Halves(costs, self._memory)
         within, between = profile.cluster.intra_host, profile.cluster.inter_host
         self._hops_s = [[2 * link.transfer_s(x.output_bytes) for x in layers] for link in (within, between)]
         """Within hosts and between them: behind each layer, its output there and the gradient back."""
-        self._needs: dict[int, list[int]] = {}
         self._known: dict[int, Shape | None] = {}
         self._alone: dict[tuple[Ranges, tuple[bool, ...], int], Alone] = {}
         self._by_ranges: dict[tuple[Ranges, tuple[bool, ...], tuple[float, ...]], Shape] = {}
@@ -242,18 +228,8 @@ class Shapes:
 
     def _reach(self, stage: int, n_stages: int, first: int, bound_s: float) -> int:
         """The largest stop of a stage from `first` within the bound and the memory."""
-        needs = self._needs_of(min(n_stages - stage, self.n_micro_batches))
-        room = self._room - (self._messages if n_stages > 1 else 0)
         by_time = bisect_right(self._seconds, self._seconds[first] + bound_s) - 1
-        by_memory = bisect_right(needs, needs[first] + room) - 1
-        return min(by_time, by_memory, len(self._seconds) - 1 - (n_stages - stage - 1))
-
-    def _needs_of(self, n_in_flight: int) -> list[int]:
-        if n_in_flight not in self._needs:
-            self._needs[n_in_flight] = [
-                state + n_in_flight * act for state, act in zip(self._state, self._activation, strict=True)
-            ]
-        return self._needs[n_in_flight]
+        return min(by_time, self._memory.reach(stage, n_stages, first), len(self._seconds) - 1 - (n_stages - stage - 1))
 
     def _packed(self, n_stages: int, bound_s: float) -> list[int] | None:
         """Cuts of stages within the bound and the memory, each as late as can be; None if there are none."""
@@ -269,9 +245,7 @@ class Shapes:
 
     def _all_fit(self, n_stages: int) -> bool:
         """Whether each layer fits by itself into any stage."""
-        needs = self._needs_of(min(n_stages, self.n_micro_batches))
-        room = self._room - (self._messages if n_stages > 1 else 0)
-        return max(b - a for a, b in pairwise(needs)) <= room
+        return all(self._memory.reach(0, n_stages, layer) > layer for layer in range(len(self.profile.layers)))
 
     def _searched(self, n_stages: int, bound_s: float) -> list[int] | None:
         """The same where some layer fits only into late stages, which keep less: as full as it goes may end before it.

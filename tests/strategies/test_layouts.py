@@ -98,16 +98,23 @@ def test_a_split_fits_the_memory_and_is_found_whenever_one_does(
     logits=st.integers(0, 200),
     n_stages=st.integers(1, 4),
     n_micro_batches=st.integers(1, 5),
+    ties=st.lists(st.tuples(st.sets(st.integers(0, 5), min_size=2), st.integers(1, 100)), max_size=3),
 )
 def test_a_split_is_found_from_the_memory_on_that_the_best_one_takes_by_its_price(
-    sizes: list[tuple[int, int]], sent: int, logits: int, n_stages: int, n_micro_batches: int
+    sizes: list[tuple[int, int]],
+    sent: int,
+    logits: int,
+    n_stages: int,
+    n_micro_batches: int,
+    ties: list[tuple[set[int], int]],
 ) -> None:
     n_layers, n_stages = len(sizes), min(n_stages, len(sizes))
     rows = [
         layer(str(i), parameter_bytes=state, activation_bytes=act, output_bytes=sent if i < n_layers - 1 else logits)
         for i, (state, act) in enumerate(sizes)
     ]
-    of = profile(rows, n_micro_batches)
+    within = {tuple(sorted(tie)): size for tie, size in ties if max(tie) < n_layers}
+    of = profile(rows, n_micro_batches, ties=tuple(within), tie_bytes=tuple(within.values()))
     start = situation(of, None, range(n_stages))
 
     def peak_bytes(cuts: tuple[int, ...]) -> int:
@@ -121,6 +128,16 @@ def test_a_split_is_found_from_the_memory_on_that_the_best_one_takes_by_its_pric
         for memory in (least - 1, least)
     }
     assert found[least - 1] is None and found[least] is not None
+
+
+def test_memory_for_halves_is_what_layers_that_share_a_parameter_leave() -> None:
+    own = {"parameter_bytes": 10, "optimizer_bytes": 20, "activation_bytes": 100}
+    rows = [layer(str(i), **own) for i in range(4)]
+    tied = profile(rows, 8, ties=((0, 1),), tie_bytes=(100,), memory_bytes=1000)
+    alone = replace(rows[0], parameter_bytes=110, gradient_bytes=100, optimizer_bytes=220)
+    shapes, other = Shapes(tied, 8), Shapes(profile([alone, *rows[1:]], 8, memory_bytes=1000), 8)
+    assert shapes.halves.of(shapes.known(2)) == other.halves.of(other.known(2))
+    assert shapes.halves.of(shapes.known(2)) != Shapes(profile(rows, 8), 8).halves.of(shapes.known(2))
 
 
 def test_slack_is_spread_over_the_stages() -> None:
