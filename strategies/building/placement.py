@@ -61,7 +61,9 @@ def place(worth: PlacementScore, ranges: Sequence[Ranges], slots: Sequence[Slot]
     for placed in beginnings:
         found.setdefault(worth.kind(placed), placed)
     worth.most = most = max(worth.most, *map(worth.of, found.values()))
-    if few and 1 / worth.shapes.least_s([len(row) for row in rows]) < (1 - NODE_PRICE) * most:
+    lengths = [len(row) for row in rows]
+    is_known = None not in map(worth.shapes.of, lengths)  # what is in force may have been cut by other costs
+    if few and is_known and 1 / worth.shapes.least_s(lengths) < (1 - NODE_PRICE) * most:
         return [max(found.values(), key=worth.of)]
     n_beginnings = N_BEGINNINGS_AT_START if worth.situation.plan is None else N_BEGINNINGS
     for beginning in heapq.nlargest(n_beginnings if few else 1, found.values(), key=worth.of):

@@ -149,7 +149,10 @@ class Shapes:
     def splits(self, n_stages: int, n_best: int) -> list[Ranges]:
         """The best splits by closed form, as many within hosts as between them, if there are few in all; else the best."""
         n_layers = len(self.profile.layers)
-        best = [self.known(n_stages).ranges]
+        shape = self.of(n_stages)
+        if shape is None:
+            return []
+        best = [shape.ranges]
         if math.comb(n_layers - 1, n_stages - 1) > MOST_SPLITS:
             return best
         every = [tuple(pairwise((0, *cuts, n_layers))) for cuts in combinations(range(1, n_layers), n_stages - 1)]

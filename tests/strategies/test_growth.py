@@ -201,6 +201,17 @@ def test_where_places_are_lost_that_nobody_has_come_for_they_stay_routed() -> No
     assert "4x2 -1" in forms
 
 
+def test_newcomers_make_longer_pipelines_than_those_that_have_no_room_at_newer_costs() -> None:
+    rows = [layer(str(i), parameter_bytes=100, activation_bytes=10, output_bytes=1) for i in range(4)]
+    plan = first_plan(profile(rows, 8), "2x2", 4)
+    tight = profile(rows, 8, memory_bytes=230)  # for three stages or four
+
+    table = answer(with_newcomers(tight, plan, list(range(4, 7))))
+
+    assert not any(row.is_fault for row in table)
+    assert min(len(pipeline.stages) for pipeline in plan_of(best(table)).pipelines) >= 3
+
+
 def test_the_strategy_that_is_asked_for_after_losses_is_none_for_growth() -> None:
     of = job()
     plan = first_plan(of, "2x3", 6)
