@@ -71,7 +71,8 @@ def doubled(situation: Situation, strategy: str, stages: Sequence[Sequence[Stage
         return [Proposal(strategy, None, routing.problem)]
     routes = routing.routes(dict.fromkeys(routing.lost, 1))
     workers = {route.worker for route in routes}
-    workers |= {stage.worker for row in stages for stage in row if stage.worker and not _runs(before, stage.worker, stage)}
+    there = [(stage.worker, stage) for row in stages for stage in row if stage.worker is not None]
+    workers |= {worker for worker, stage in there if not _runs(before, worker, stage)}
     approximation = Approximation(tuple(sorted(workers)), low_rank, _without(situation.profile))
     # what is computed again serves both halves of a backward, which is therefore not cut in two
     return _proposals(

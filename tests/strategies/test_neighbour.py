@@ -78,6 +78,16 @@ def test_a_worker_that_keeps_the_lost_stage_does_both() -> None:
     assert plan.strategy == "neighbour" and plan.approximate == {0}
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_any_worker_that_is_left_alone_may_do_both_as_one_stage(left: int) -> None:
+    of = job(ends=False)
+    aim = Aim(approximate=LowRank(), protect=Protect.STATE)
+    before = chosen(initial_plan(situation(of, None, range(2), aim=aim), "1x2"))
+    table = search(situation(of, before, [left], aim=aim), "neighbour")
+    found = {form_of(row.plan): row.plan.approximate for row in table if row.plan is not None and row.strategy == "neighbour"}
+    assert found["1x1 approximate"] == {left}
+
+
 # -- what it costs -----------------------------------------------------------------------------------------------------
 
 
