@@ -146,6 +146,7 @@ class _Exchange:
             tuple((number_of[route.micro_batch], route.stage, worker_of[route.worker]) for route in plan.routes),
             tuple(hosts.setdefault(costs.host(worker), len(hosts)) for worker in self._workers),
             costs.factors(self._workers),
+            tuple(map(plan.keeps.get, self._workers)),
             tuple(i for worker, i in worker_of.items() if worker in plan.approximate),
         )
 

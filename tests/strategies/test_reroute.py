@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from itertools import pairwise
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from odyssey.plan.moves import Keep, keep_runs
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.proof import prove
@@ -18,6 +19,7 @@ from odyssey.plan.schedule import dependency_order, program
 from perfmodel.profile.profile import Link, Profile
 from perfmodel.step.timeline import timeline_of
 from strategies import reroute
+from strategies.building.compose import reductions
 from strategies.building.routing import cut
 from strategies.search import search
 from strategies.situation import Proposal, Situation
@@ -107,9 +109,7 @@ def plans_with_losses(draw: st.DrawFn) -> tuple[Profile, Plan, list[list[int]]]:
     roomy = profile(rows, batch, 2, intra=Link(0.01, 100.0))
     plan = first_plan(roomy, layout, n_workers)
     peak = price(plan, roomy, seconds_to_change=1e9).peak_bytes
-    of = msgspec.structs.replace(
-        roomy, cluster=msgspec.structs.replace(roomy.cluster, memory_bytes=draw(st.sampled_from([10**9, 2 * peak, peak])))
-    )
+    of = replace(roomy, cluster=replace(roomy.cluster, memory_bytes=draw(st.sampled_from([10**9, 2 * peak, peak]))))
     lots = draw(st.lists(st.lists(st.sampled_from(plan.workers), min_size=1, max_size=2), min_size=1, max_size=3))
     return of, plan, lots
 
@@ -304,6 +304,22 @@ def test_orders_keep_to_the_memory_that_is_left() -> None:
         after = rerouted(plan, situation(of, plan, without(plan, 2)))
         peak[memory] = price(after, of, seconds_to_change=1e9).peak_bytes
     assert peak[800] <= 800 and peak[600] <= 600 < peak[10**9]
+
+
+def test_orders_of_pipelines_that_keep_nothing_are_none_for_those_that_keep_layers() -> None:
+    rows = [layer(str(i), activation_bytes=100, output_bytes=1, parameter_bytes=500, gradient_bytes=500) for i in range(3)]
+    of = profile(rows, 12, memory_bytes=2200)
+    bare = first_plan(of, "3x3", 9)
+    keeping = replace(bare, keep_runs=keep_runs([Keep(3, 2, 3), Keep(6, 2, 3)]))
+    keeping = replace(keeping, reductions=reductions(keeping.holds.values(), 3, ()))
+
+    step_s: dict[Plan, float] = {}
+    for plan in (bare, keeping):
+        after = rerouted(plan, situation(of, plan, without(plan, 0)))
+        estimate = price(after, of, seconds_to_change=1e9)
+        assert estimate.peak_bytes <= 2200
+        step_s[plan] = estimate.step_s
+    assert step_s[bare] < step_s[keeping]
 
 
 def test_memory_that_cannot_suffice_is_the_reason() -> None:
