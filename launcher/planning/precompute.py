@@ -127,7 +127,7 @@ class Process:
 class Work:
     """An Ask, and which of its answers are to come: those first that there were none for at older costs, and pairs once only.
 
-    At other costs a pair's answer is still a good plan."""
+    At other costs a pair's answer is still a good plan; where micro-batches have to stay whole since, it may be none."""
 
     def __init__(self, ask: Ask, before: Work | None = None) -> None:
         from strategies.search.planned_losses import LossKind, losses, symmetries
@@ -137,7 +137,7 @@ class Work:
         assert plan is not None
         self._ask = ask
         self._held = {worker: plan.holds.get(worker, frozenset()) for worker in whole.alive}
-        self._subject = plan, whole.alive, ask.may_respawn, whole.slow
+        self._subject = plan, whole.alive, ask.may_respawn, whole.slow, whole.profile.uncut
         if before is not None and before._subject == self._subject:
             self._losses: dict[bytes, Loss] = before._losses
             self._done: set[bytes] = before._done

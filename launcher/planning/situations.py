@@ -219,6 +219,8 @@ class PlanSearch:
         table = rescore(table, expected, aim, search_s=time.perf_counter() - started, build_s=build_s)
         chosen = best(table)
         if chosen is not None and chosen.plan is not None:
+            if chosen.plan.is_cut and profile.uncut:
+                return []  # it was found before that was known
             prove(chosen.plan, ask.held)  # the search proved what was best at its costs
         return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import combinations
 
 import pytest
@@ -47,12 +48,18 @@ def loss(plan: Plan, *lost: int, generation: int = 1, may_return: bool = False) 
 def planned() -> Iterator[tuple[PlanSearch, Profile, Plan]]:
     """All plans are there."""
     of, plan = job()
+    with planned_ahead(of, plan) as plans:
+        yield plans, of, plan
+
+
+@contextmanager
+def planned_ahead(of: Profile, plan: Plan) -> Iterator[PlanSearch]:
     loop = FakeLoop()
     plans = PlanSearch(OPTIONS, NODE_OF, loop)
     try:
         plans.plan_ahead(plan, frozenset(RANKS), False, {}, of, CHANGE)
         wait(plans, loop)
-        yield plans, of, plan
+        yield plans
     finally:
         plans.close()
 
@@ -111,6 +118,17 @@ def test_a_plan_that_is_none_for_this_loss_is_searched_for_and_told(
     prove(chosen_of(found), ask.held)
 
 
+def test_micro_batches_that_turn_out_to_be_whole_ones_are_not_cut_by_what_was_found_before() -> None:
+    of, plan = job()
+    of = replace(of, global_batch=36, micro_batch=4, uncut="")
+    plan = first_plan(of, "4x2", 8)
+    with planned_ahead(of, plan) as plans:
+        before = plans.propose(loss(plan, 1), of, CHANGE)
+        after = plans.propose(loss(plan, 1), replace(of, uncut="layer 0 draws random numbers"), CHANGE)
+    assert before.ahead and chosen_of(before).is_cut
+    assert not after.ahead and not chosen_of(after).is_cut and after.ahead_problem == ""
+
+
 def test_what_has_no_plan_yet_comes_first_when_costs_change() -> None:
     of, plan = job()
     whole = replace(situation(of, plan, RANKS), node_of=NODE_OF, held={})
@@ -122,5 +140,8 @@ def test_what_has_no_plan_yet_comes_first_when_costs_change() -> None:
     third = Work(Ask(3, None, False, replace(whole, seconds_to_change=30.0)), second)
     assert [third.next().lost for _ in range(3)] == [(0,), (1,), (0, 1)]
     assert not third  # pairs are searched for once
-    other = Work(Ask(4, None, False, replace(whole, plan=replace(plan, generation=5))), second)
+    whole_ones = replace(whole, profile=replace(of, uncut="layer 0 draws random numbers"))
+    again = Work(Ask(4, None, False, whole_ones), second)
+    assert [again.next().lost for _ in range(6)] == [(0,), (1,), (0, 1), (0, 3), (0, 2), (1, 3)]
+    other = Work(Ask(5, None, False, replace(whole, plan=replace(plan, generation=5))), second)
     assert other.next().lost == (0,)
