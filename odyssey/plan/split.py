@@ -26,7 +26,7 @@ def split_orders(plan: Plan, pipeline: int) -> Orders:
     if pipeline not in known:
         its = plan.pipelines[pipeline]
         work = plan.schedule.work
-        assert work is not None, "the rule `split` has its work, see Schedule.problems"
+        assert work is not None, "the rule `split` has its work, see proof.schedule_problems"
         if not its.is_complete or any(plan.home[k] == pipeline for k, _ in plan.route_of):
             raise PlanError(f"pipeline {pipeline} is routed elsewhere in part and has no explicit order")
         last = plan.samples.n_of(its.stop_micro_batch - 1)
