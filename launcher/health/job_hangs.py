@@ -149,7 +149,8 @@ class JobHangs:
         if self._waited_s < self._patience_s:
             self._late()
             return
-        now, lives = self._loop.clock(), self._seen.lives
+        now, asked_at, lives = self._loop.clock(), question.looked_at, self._seen.lives
+        question.looked_at = now  # that another agent is slow to answer does not say that nobody looked
         late: dict[Rank, str] = {}
         for rank in sorted(question.ranks):
             life = lives.setdefault(rank, Life(now))
@@ -157,7 +158,7 @@ class JobHangs:
                 life.answered(now)
                 continue
             life.take(found[rank].vitals if rank in found else None, now)
-            if what := life.verdict(now, IDLE_S):
+            if what := life.verdict(asked_at, IDLE_S):  # how long the answer took is not the rank's
                 late[rank] = f"does not answer, and {what}"
         silent = question.ranks - question.answers.keys()
         self._timer = self._loop.later(*((ANSWER_S, self._look) if silent else (REPEAT_S, self._late)))

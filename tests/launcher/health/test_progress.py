@@ -31,6 +31,7 @@ class Scene:
         self.hung: list[int] = []
         self.apart: list[tuple[int, str]] = []
         self.uses: Callable[[int], Sample] = lambda rank: Sample(1.0, 0)
+        self.sampling_s = 0.0
         self.stuck: list[str] = []
         self.progress = JobHangs(
             self.loop,
@@ -50,7 +51,11 @@ class Scene:
         return frozenset(range(len(self.answers) + self.silent))
 
     def _sample(self, ranks: Iterable[int], done: Callable[[dict[int, Sample]], None]) -> None:
-        done({rank: self.uses(rank) for rank in ranks})
+        found = {rank: self.uses(rank) for rank in ranks}
+        if self.sampling_s:
+            self.loop.later(self.sampling_s, lambda: done(found))
+        else:
+            done(found)
 
     def _hang(self, rank: int, text: str) -> None:
         self.hung.append(rank)
@@ -136,6 +141,32 @@ def test_an_agent_that_was_away_itself_gives_the_others_their_time_again() -> No
     scene.loop.pass_s(IDLE_S - 1.0)
     assert scene.hung == []
     scene.loop.pass_s(3.0)
+    assert scene.hung == [1]
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_hung_ranks_are_found_by_samples_that_take_long(lives: bool) -> None:
+    scene = Scene({0: WAITS}, silent=1)
+    scene.sampling_s = 4.0
+    if lives:
+        scene.uses = lambda rank: Sample(scene.loop.now, 0)
+    scene.progress.expect(0.05, together=True)
+    scene.loop.pass_s(IDLE_S + 1.0)
+    assert scene.hung == []
+    scene.loop.pass_s(20.0)
+    assert set(scene.hung) == (set() if lives else {1})
+
+
+def test_the_time_that_a_sample_took_is_not_held_against_ranks() -> None:
+    """The agent itself may have been stopped meanwhile."""
+    scene = Scene({0: WAITS}, silent=1)
+    scene.progress.expect(0.05, together=True)
+    scene.loop.pass_s(3.5)
+    scene.sampling_s = 1000.0
+    scene.loop.pass_s(1001.0)
+    assert scene.hung == []
+    scene.sampling_s = 0.0
+    scene.loop.pass_s(2.0)
     assert scene.hung == [1]
 
 
