@@ -16,6 +16,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -98,7 +99,10 @@ def place(stack: Stack) -> str:
 
 def waits(stack: Stack) -> bool:
     """Whether it is inside torch: of a rank that uses no processor, that is a wait for a device or for the other ranks."""
-    return bool(stack.frames) and "/torch/" in stack.frames[0].file and "/torch/utils/" not in stack.frames[0].file
+    if not stack.frames or not _is_of_a_library(stack.frames[0]):
+        return False
+    file = stack.frames[0].file
+    return "/torch/" in file and "/torch/utils/" not in file
 
 
 def outliers(groups: Sequence[Group]) -> frozenset[Rank]:
@@ -159,7 +163,13 @@ def ranges(ranks: Sequence[Rank]) -> str:
 _WRAPPERS = {"wrapper", "inner", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__"}
 """Names of library functions that only call what the user meant."""
 _OURS = str(Path(odyssey.__file__).parent) + os.sep
-_LIBRARIES = (*(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")), _OURS, "<frozen ")
+_TORCH = find_spec("torch")
+_LIBRARIES = (
+    *(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")),
+    *(root + os.sep for root in (_TORCH.submodule_search_locations or () if _TORCH is not None else ())),  # wherever it is
+    _OURS,
+    "<frozen ",
+)
 
 
 def _is_of_a_library(frame: Frame) -> bool:

@@ -143,6 +143,30 @@ def test_stacks_are_grouped_by_the_users_frames_and_what_they_called() -> None:
     assert stacks.outliers(groups) == {3}
 
 
+def test_a_users_folder_called_torch_is_not_torch() -> None:
+    reading = stack(("/home/me/torch/data.py", 17, "read"), ("/home/me/torch/train.py", 80, "step"))
+    groups = stacks.group({0: REDUCING, 1: reading})
+    assert stacks.lines(groups)[1] == "rank 1: in read (data.py:17)"
+    assert stacks.outliers(groups) == {1}
+
+
+def test_torch_is_known_wherever_it_is_installed(tmp_path: Path) -> None:
+    file = tmp_path / "torch" / "__init__.py"
+    file.parent.mkdir()
+    file.touch()
+    ask = (
+        "import sys; from launcher.health.stacks import Frame, Stack, place, waits\n"
+        "stack = Stack((Frame(sys.argv[1], 1, 'all_reduce'), Frame('/home/me/torch/train.py', 80, 'step')))\n"
+        "print(waits(stack), place(stack))"
+    )
+    root = str(Path(stacks.__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), root))}
+    said = subprocess.run(
+        [sys.executable, "-c", ask, str(file)], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert said.stdout == "True all_reduce (train.py:80 step)\n"
+
+
 def test_stacks_that_cannot_be_read_are_named_and_blame_nobody() -> None:
     groups = stacks.group({0: REDUCING, 1: Stack(problem="py-spy is not installed")})
     assert stacks.lines(groups) == [
