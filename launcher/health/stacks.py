@@ -241,7 +241,7 @@ class Reading:
         handles = {rank: Handle.of(pid) for rank, pid in pids.items()}  # before its file is seen, which proves whose it is
         files = {rank: file for rank, pid in pids.items() if (file := _own_file(pid)) is not None}
         written: dict[Rank, str] = {}
-        before = {rank: file.stat().st_size for rank, file in files.items()}
+        before = {rank: _size(file) for rank, file in files.items()}
         stacks: dict[Rank, Stack] = {}
         for rank in files:
             handles[rank].kill(STACKS_SIGNAL)
@@ -325,6 +325,14 @@ def _own_file(pid: int) -> Path | None:
     except OSError:
         pass
     return None
+
+
+def _size(file: Path) -> int:
+    """0 where the rank has ended, and its file with it."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 def _text_since(file: Path, position: int) -> str:

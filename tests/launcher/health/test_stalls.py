@@ -253,6 +253,15 @@ def test_without_py_spy_a_process_that_is_not_prepared_is_left_alone(
     assert sleeper.poll() is None
 
 
+def test_a_rank_that_ends_before_it_is_asked_is_no_harm_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "find_spy", lambda: None)
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        gone = Path(f"/proc/{process.pid}/fd/3")
+    monkeypatch.setattr(stacks, "_own_file", {process.pid: gone, os.getpid(): None}.get)
+    found = Reading().read({0: process.pid, 1: os.getpid()})
+    assert found[0].problem == "it has ended" and found[1].problem.startswith("py-spy is not installed")
+
+
 def test_a_process_that_is_no_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         found = Reading().read({0: process.pid})
