@@ -164,7 +164,7 @@ class ElasticLife:
         if hit:
             self._lose(self._job, hit, at_s)
         returned = {change.node for change in changes if change.kind is NodeEventKind.RETURNED}
-        self._give(self._job, returned - self._members.keys(), at_s)
+        self._give(self._job, (returned & self._nodes.there) - self._members.keys(), at_s)  # else it is lost again already
 
     def _lose(self, job: SimulatedJob, hit: Sequence[Change], at_s: float) -> None:
         stepped = False
@@ -173,12 +173,11 @@ class ElasticLife:
             self._doing, self._drained_s = Doing.TRANSITION if self._runs else self._doing, math.inf
             self._pending.append((at_s, told(hit)))
         for kind in (NodeEventKind.LOST, NodeEventKind.FAILED):
-            if numbers := [self._members[change.node] for change in hit if change.kind is kind]:
-                job.lose(numbers, at_s, transient=kind is NodeEventKind.FAILED, stepped=stepped)
+            if numbers := {self._members[change.node] for change in hit if change.kind is kind}:
+                job.lose(sorted(numbers), at_s, transient=kind is NodeEventKind.FAILED, stepped=stepped)
                 stepped = False
-        for change in hit:
-            if change.kind is NodeEventKind.LOST:
-                del self._members[change.node]
+        for node in {change.node for change in hit if change.kind is NodeEventKind.LOST}:
+            del self._members[node]
 
 
 def live(trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts, progress: Callable[[float], None]) -> Result:

@@ -64,7 +64,8 @@ class RestartingLife:
     def _take(self, changes: Sequence[Change]) -> None:
         at_s = changes[0].at_s
         self._nodes.take(changes)
-        if not any(change.kind is NodeEventKind.RETURNED or change.node in self._used for change in changes):
+        concerned = self._used | self._nodes.there
+        if not any(change.node in (concerned if change.kind is NodeEventKind.RETURNED else self._used) for change in changes):
             return
         self._wait(at_s)
         if self._trains(at_s):

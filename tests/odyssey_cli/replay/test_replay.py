@@ -96,6 +96,18 @@ def test_a_node_that_is_lost_again_before_it_is_taken_in_costs_the_others_nothin
     assert 10 - 30 / 3 / 2 <= found.totals.redone_s < 10, "of the pipeline that is whole something is kept"
 
 
+@pytest.mark.parametrize("policy", ["auto", "torchrun"])
+def test_a_node_that_returns_and_is_lost_at_one_moment_was_never_there(policy: str) -> None:
+    lost, returned = NodeEventKind.LOST, NodeEventKind.RETURNED
+    terms, later = RestartCosts(save_s=2, restart_s=10, every_s=NEVER), (700, 0, NodeEventKind.FAILED)
+    once = outcome(policy, "2x2", 4, 8, trace(4, 1000.0, (100, 3, lost), later), terms)
+    for at_s in (100, 400):
+        changes = ((100, 3, lost), (at_s, 3, returned), (at_s, 3, lost), later)
+        found = outcome(policy, "2x2", 4, 8, trace(4, 1000.0, *changes), terms)
+        assert found.result.stretches == once.result.stretches
+        assert [decision.then for decision in found.result.decisions] == [d.then for d in once.result.decisions]
+
+
 def test_a_node_that_returns_while_the_job_is_about_to_start_again_is_taken_in() -> None:
     """1x2 on two nodes: the job ends 0.75 s after the loss, and starts on the other node 10 s later."""
     changes = trace(2, 2000.0, (100, 1, NodeEventKind.LOST), (105, 1, NodeEventKind.RETURNED))
