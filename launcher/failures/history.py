@@ -38,7 +38,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class FailureHistory(msgspec.Struct, frozen=True):
-    """`started`: the newest process of each rank. `steps`: what ranks have told by heartbeats; `step`: the last
+    """`started`: the newest process of each rank of this attempt. `steps`: what these have told by heartbeats; `step`: the last
     of a Job that has a result.
 
     Times are seconds since the epoch.
@@ -65,7 +65,8 @@ def after(history: FailureHistory, event: Event) -> FailureHistory:
             return replace(history, job=job, started_at=event.time, attempt_at=event.time)
         case RankStarted(rank=rank) as started:
             ends = {r: end for r, end in history.ends.items() if r != rank}
-            return replace(history, started={**history.started, rank: started}, ends=ends)
+            steps = {r: step for r, step in history.steps.items() if r != rank}
+            return replace(history, started={**history.started, rank: started}, ends=ends, steps=steps)
         case Failed() | RankLost() | RankExited() as body:
             return replace(history, ends=with_end(history.ends, event.time, body))
         case GenerationStarted():
@@ -95,6 +96,7 @@ def _next_attempt(history: FailureHistory, time: float, restarting: Restarting) 
         attempt_at=time + restarting.wait_s,
         n_restarts=history.n_restarts + bool(restarting.failure),
         ends={},
+        started={},
         steps={},
     )
 

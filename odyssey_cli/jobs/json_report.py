@@ -3,8 +3,8 @@
 status          succeeded, failed, or stopped (by a signal to the launcher)
 exitcode        the launcher's
 reason, help    as printed; empty for a job that succeeded
-job             script, arguments, n_ranks, run_id, folder (of its logs), version, started_at and ended_at (seconds since
-                the epoch), max_restarts, n_restarts
+job             script, arguments, n_ranks (that the last attempt has started), run_id, folder (of its logs), version,
+                started_at and ended_at (seconds since the epoch), max_restarts, n_restarts
 attempt         how often all ranks have been started again
 cause           of a failed job, or null where no rank failed by itself: rank, local_rank, host, pid, kind (see
                 launcher.failures.root_cause.Kind), text, exitcode (of the process; minus the signal's number), signal (name or

@@ -253,6 +253,31 @@ def test_the_report_for_tools_has_it_all(tmp_path: Path) -> None:
     assert report["job"]["n_ranks"] == 4 and report["job"]["arguments"] == ["--lr", "1"]
 
 
+def test_a_report_counts_the_ranks_of_the_last_attempt() -> None:
+    reason = "rank 3 was lost (SIGKILL)"
+    history = story(
+        4,
+        (5.0, signal_of(3, "SIGKILL", 9)),
+        (5.1, Restarting(1, reason, reason, 0.0)),
+        *((5.2, RankStarted(rank, 200 + rank, 0, rank, "gpu-7")) for rank in range(2)),
+        (9.0, JobEnded(0, "all ranks have ended their scripts", "")),
+    )
+    assert json_report.report(history, 0)["job"]["n_ranks"] == 2
+
+
+def test_a_step_is_told_of_the_process_that_made_it() -> None:
+    """Rank 1 alone was started again, and told of no step."""
+    history = story(
+        2,
+        (4.0, AtStep(1, 41)),
+        (5.0, signal_of(1, "SIGKILL", 9)),
+        (5.2, RankStarted(1, 201, 0, 1, "gpu-7")),
+        (9.0, exit_of(1)),
+        (9.0, JobEnded(1, "rank 1 ended with exit code 1", "")),
+    )
+    assert failure(history).step is None and failure(history).pid == 201
+
+
 def test_a_job_that_succeeded_has_a_report_too(tmp_path: Path) -> None:
     history = story(1, (1.0, RankExited(0)), (1.0, JobEnded(0, "all ranks have ended their scripts", "")))
     json_report.write(tmp_path / "report.json", history, 0)
