@@ -10,8 +10,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from launcher.joblog.events import Event, JobEnded, JobStarted, decode
 from odyssey.codec import Malformed
 from odyssey.errors import UsageError
@@ -28,19 +26,6 @@ class UnknownEvent(UsageError):
         """`version`: of the writer, where an earlier line has told it."""
         help = f"Odyssey {version} has written it" if version is not None else "is it of another version?"
         super().__init__(f"{log}: line {line}: {why}", help)
-
-
-class Log(msgspec.Struct, frozen=True):
-    """All that can be read of a job's log. `unknown`: of each line that cannot."""
-
-    folder: Path
-    events: list[Event]
-    unknown: list[UnknownEvent]
-
-    @property
-    def start(self) -> Event | None:
-        """The one with what was asked for, a JobStarted; None where not even that can be read."""
-        return next((event for event in self.events if isinstance(event.body, JobStarted)), None)
 
 
 def entries(log: Path) -> Iterator[Event | UnknownEvent]:
@@ -66,18 +51,6 @@ def events(log: Path) -> Iterator[Event]:
         if isinstance(entry, UnknownEvent):
             raise entry
         yield entry
-
-
-def read(folder: Path) -> Log:
-    """Read a job's log, by its folder. Raises OSError."""
-    found: list[Event] = []
-    unknown: list[UnknownEvent] = []
-    for entry in entries(folder / NAME):
-        if isinstance(entry, UnknownEvent):
-            unknown.append(entry)
-        else:
-            found.append(entry)
-    return Log(folder, found, unknown)
 
 
 def has_ended(log: Path) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from launcher.coordinator.rank_assignment import in_order, seats_with
 from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobStarted, LeaderChanged, RankStarted, Restarting
 from odyssey.plan.worker import Rank
@@ -13,7 +11,7 @@ from odyssey.protocol.reports import Hello
 class Agents:
     """None, where there can be only one. `leader`: the number of who leads."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self) -> None:
         self.known: dict[int, AgentInfo] = {}
         """By number, all that there ever were."""
         self.present: set[int] = set()
@@ -25,10 +23,9 @@ class Agents:
         self._order: tuple[AgentInfo, ...] = ()
         self._is_job = False
         self._attempt = 0
-        for event in events:
-            self._take(event)
 
-    def _take(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
+        """Take in the next event of the log."""
         match event.body:
             case JobStarted(agents=agents) as started:
                 self._order = agents

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -14,10 +14,12 @@ import msgspec
 from launcher.host import proc
 from launcher.joblog import owner as owners
 from launcher.joblog import reader, registry
-from launcher.joblog.events import JobStarted, RankStarted
+from launcher.joblog.events import Event, JobStarted, RankLost, RankStarted
 from launcher.joblog.owner import Owner
+from launcher.joblog.reader import UnknownEvent
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.plan import worker
+from odyssey.protocol.reports import Hello
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.rank_state import RankState
 from odyssey_cli.errors import denied
@@ -42,10 +44,37 @@ class Rank(msgspec.Struct, frozen=True):
 
 @dataclass
 class FoundJob:
-    """One job, read once. `agent`: pid of its agent if that runs here; where there can be several, of the one whose folder this
-    is."""
+    """One job, its log folded as it is read. `start`: the event with what was asked for, a JobStarted; None where not even that
+    can be read. `processes`: the newest of each rank; `is_job`: it has ranks with an odyssey.Job. `unknown`: the first of
+    `n_unknown` lines that cannot be read."""
 
-    log: reader.Log
+    folder: Path
+    start: Event | None = None
+    agents: Agents = field(default_factory=Agents)
+    board: Board = field(default_factory=Board)
+    processes: dict[worker.Rank, RankStarted] = field(default_factory=dict)
+    losses: list[tuple[float, RankLost]] = field(default_factory=list)
+    is_job: bool = False
+    unknown: UnknownEvent | None = None
+    n_unknown: int = 0
+
+    def take(self, entry: Event | UnknownEvent) -> None:
+        """Take in the next line of the log."""
+        if isinstance(entry, UnknownEvent):
+            self.unknown = self.unknown or entry
+            self.n_unknown += 1
+            return
+        self.agents.take(entry)
+        self.board.apply(entry)
+        match entry.body:
+            case JobStarted():
+                self.start = self.start or entry
+            case RankStarted(rank=rank) as process:
+                self.processes[rank] = process
+            case RankLost() as loss:
+                self.losses.append((entry.time, loss))
+            case Hello():
+                self.is_job = True
 
     @cached_property
     def owner(self) -> Owner | None:
@@ -53,27 +82,20 @@ class FoundJob:
         return owners.read(self.folder)
 
     @cached_property
-    def agents(self) -> Agents:
-        return Agents(self.log.events)
+    def agent(self) -> int | None:
+        """Pid of its agent if that runs here; where there can be several, of the one whose folder this is."""
+        return self.look_for_agent()
 
     @property
     def name(self) -> str:
         """The same on all hosts."""
         return self.owner.job if self.owner is not None else self.folder.name
 
-    @property
-    def folder(self) -> Path:
-        return self.log.folder
-
-    @cached_property
-    def agent(self) -> int | None:
-        return self.look_for_agent()
-
     def look_for_agent(self) -> int | None:
         """As it is now."""
         if self.owner is not None:
             return self.owner.process.pid if self.owner.process.runs_here else None
-        return registry.agent_of(self.log.start) if self.log.start is not None else None
+        return registry.agent_of(self.start) if self.start is not None else None
 
     def check_is_ours(self) -> None:
         """Raises OdysseyError for a job whose processes this user cannot do anything to."""
@@ -85,20 +107,13 @@ class FoundJob:
         except ProcessLookupError:
             pass  # it has just ended
 
-    @cached_property
-    def board(self) -> Board:
-        board = Board()
-        for event in self.log.events:
-            board.apply(event)
-        return board
-
     @property
     def started(self) -> JobStarted:
         """What was asked for. Raises OdysseyError if the log does not even tell that."""
-        if self.log.start is None:
-            raise self.log.unknown[0] if self.log.unknown else OdysseyError(f"{self.folder / reader.NAME}: tells of no job")
-        assert isinstance(self.log.start.body, JobStarted)
-        return self.log.start.body
+        if self.start is None:
+            raise self.unknown or OdysseyError(f"{self.folder / reader.NAME}: tells of no job")
+        assert isinstance(self.start.body, JobStarted)
+        return self.start.body
 
     @property
     def command(self) -> str:
@@ -138,7 +153,7 @@ class FoundJob:
     @cached_property
     def ranks(self) -> list[Rank]:
         """In order."""
-        newest = {event.body.rank: event.body for event in self.log.events if isinstance(event.body, RankStarted)}
+        newest = self.processes
         has_several = self.owner is not None and self.agents.n_ranks > 0
         return [self._rank(newest[rank]) for rank in sorted(newest) if not has_several or rank < self.agents.n_ranks]
 
@@ -184,12 +199,15 @@ class FoundJob:
 
 def read(folder: Path) -> FoundJob:
     """Raises OdysseyError if there is no log that can be read."""
+    job = FoundJob(folder)
     try:
-        return FoundJob(reader.read(folder))
+        for entry in reader.entries(folder / reader.NAME):
+            job.take(entry)
     except PermissionError as error:
         raise denied(error) from None
     except OSError as error:
         raise OdysseyError(f"{folder / reader.NAME}: {(error.strerror or str(error)).lower()}") from None
+    return job
 
 
 def everything(*, ended: bool) -> list[FoundJob]:
@@ -202,7 +220,7 @@ def everything(*, ended: bool) -> list[FoundJob]:
             job = read(folder)
         except OdysseyError:
             continue  # its folder went while we looked
-        if job.log.start is not None:
+        if job.start is not None:
             jobs.append(job)
     return jobs
 

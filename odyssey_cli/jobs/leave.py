@@ -9,7 +9,6 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.plan.worker import Rank
-from odyssey.protocol.reports import Hello
 from odyssey_cli.command_line.values import duration_s
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation
@@ -23,7 +22,7 @@ def leave(who: str, name: str | None, within: str | None) -> ExitCode:
     if job.agent is None:
         raise UsageError(f"{job.name} does not run here ({job.status})", "`odyssey ps` shows the jobs that do")
     job.check_is_ours()
-    if not any(isinstance(event.body, Hello) for event in job.log.events):
+    if not job.is_job:
         raise UsageError(f"{job.name} has no odyssey.Job, which could go on without a rank", "`odyssey stop` ends it")
     ask = AskLeave(ranks := _ranks_of(who, job), within_s)
     if job.owner is None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from launcher.joblog.events import CauseKind, RankLost
+from launcher.joblog.events import CauseKind
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import for_people, to_json
 from odyssey.plan import worker
@@ -123,20 +123,19 @@ def _role(job: FoundJob) -> str:
 
 def status_of(job: FoundJob) -> JobStatus:
     board, ended = job.board, job.board.ended
-    lost = [(event.time, event.body) for event in job.log.events if isinstance(event.body, RankLost)]
     return JobStatus(
         line=line_of(job),
         folder=str(job.folder),
         max_restarts=job.started.max_restarts,
         ranks=job.ranks,
-        losses=[Loss(at, body.rank, body.cause.text) for at, body in lost if body.cause.kind is not CauseKind.ENDED],
+        losses=[Loss(at, body.rank, body.cause.text) for at, body in job.losses if body.cause.kind is not CauseKind.ENDED],
         loss=board.loss,
         step_s=board.step_s,
         exit_code=ended.code if ended is not None else None,
         reason=ended.reason if ended is not None else _why_not_ended(job),
         help=ended.help if ended is not None else "",
         events=[(line.time, line.text) for line in list(board.recent)[-N_LAST_EVENTS:]],
-        n_unreadable=len(job.log.unknown),
+        n_unreadable=job.n_unknown,
         n_approximate_steps=board.n_approximate,
         n_done_steps=board.n_done,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from launcher.joblog import reader
+from launcher.joblog.events import Event
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import for_people
 from odyssey.errors import UsageError
@@ -31,7 +33,7 @@ def timeline(
     svg_file, trace_file = files.check_if_given(svg, "--svg"), files.check_if_given(trace, "--trace")
     change_file = files.check_if_given(change, "--change")
     job = jobs.find(job_text)
-    known = generations(job.log.events)
+    known = generations(entry for entry in reader.entries(job.folder / reader.NAME) if isinstance(entry, Event))
     if not known:
         raise UsageError(f"{job.name} has run no plan", "only a script that hands its layers to odyssey.Job has steps to show")
     shown = known[-N_GENERATIONS:] if generation is None else [found for found in known if found.number == generation]

@@ -15,7 +15,10 @@ SPEC = ModelSpec((), (), (), 4, 2, 100, 0, "cpu")
 def seen(*bodies: Body) -> Agents:
     started = JobStarted("train.py", (), 3, 1, 3, "auto", "auto", None, "0.1.0", 1, host="h0", agents=AGENTS)
     ranks = [RankStarted(Rank(i), 10 + i, i, 0, f"h{i}") for i in range(3)]
-    return Agents(Event(0.0, 0, "agent", body) for body in (started, *ranks, *bodies))
+    agents = Agents()
+    for body in (started, *ranks, *bodies):
+        agents.take(Event(0.0, 0, "agent", body))
+    return agents
 
 
 def test_a_job_that_goes_on_keeps_the_numbers_of_lost_ranks() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from odyssey_cli.__main__ import main
 from odyssey_cli.jobs import find
-from tests import ROOT
+from tests import ROOT, job_events
 from tests.agent_runs import Ran
 
 pytestmark = pytest.mark.timeout(120)
@@ -93,7 +94,7 @@ class Launched:
             assert self.process.poll() is None
             time.sleep(0.01)
         while True:
-            bodies = [event.body for event in reader.read(folders[0]).events]
+            bodies = [event.body for event in reader.events(folders[0] / reader.NAME)]
             pids = [body.pid for body in bodies if isinstance(body, RankStarted)]
             if len(pids) == 2 and all(_reads(pid, self.fifo) for pid in pids):
                 kept = [log.read_text() for log in folders[0].glob("**/stdout.log")]
@@ -436,6 +437,20 @@ def test_a_number_that_is_no_number_of_a_process_names_no_job(tmp_path: Path) ->
     assert find.find(str(os.getpid())).name == "job"
     with pytest.raises(UsageError, match="no such job: ²"):
         find.find("²")
+
+
+def test_a_long_log_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> None:
+    folder = logged(tmp_path / "job", started())
+    steps = b"".join(encode(job_events.committed(step, float(step))) for step in range(5000))
+    with (folder / "events.jsonl").open("ab") as log:
+        log.write(steps)
+    tracemalloc.start()
+    try:
+        job = find.read(folder)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert job.board.steps == 5000 and most < len(steps) / 4
 
 
 # -- which job ---------------------------------------------------------------------------------------------------------
