@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from launcher.host import limits
 from launcher.host.loop import Loop, Timer
+from launcher.output.log_files import LogFile
 from odyssey.errors import OdysseyError
 
 BACKLOG_BYTES = 1 << 20
@@ -222,10 +223,10 @@ class Lines:
 
 
 class Filtered:
-    """Copies the lines that hold one of `needles`, behind the prefix."""
+    """Copies the lines that hold one of `needles`, behind the prefix, to a file that other ranks may append to as well."""
 
-    def __init__(self, write: Callable[[bytes], None], prefix: bytes, needles: tuple[str, ...]) -> None:
-        self._write = write
+    def __init__(self, file: LogFile, prefix: bytes, needles: tuple[str, ...]) -> None:
+        self._file = file
         self._prefix = prefix
         self._needles = tuple(os.fsencode(needle) for needle in needles)
         self._rest = b""
@@ -239,11 +240,12 @@ class Filtered:
     def close(self) -> None:
         self._take([self._rest] if self._rest else [])
         self._rest = b""
+        self._file.close()
 
     def _take(self, lines: list[bytes]) -> None:
         found = [line for line in lines if any(needle in line for needle in self._needles)]
         if found:
-            self._write(b"".join(self._prefix + with_newline(line) for line in found))
+            self._file.write(b"".join(self._prefix + with_newline(line) for line in found))
 
 
 def whole_lines(data: bytes) -> tuple[list[bytes], bytes]:

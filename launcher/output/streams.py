@@ -69,7 +69,6 @@ class Streams:
         self._console = Console(loop, self._resume, complain)
         self._open: set[RankStreams] = set()
         self._tails: dict[Rank, Tail] = {}
-        self._filtered: dict[Path, LogFile] = {}
         self._terminal = _terminal_settings()
         self._has_told = self._is_looking = False
 
@@ -116,7 +115,7 @@ class Streams:
                 sinks.append(Lines(self._loop, self._console, fd, prefix))
             needles = self._options.stdout_filters if stream is Std.OUT else self._options.stderr_filters
             if outlet.is_teed and outlet.is_shown and needles and stream in logs.filtered:
-                sinks.append(Filtered(self._filtered_file(logs.filtered[stream]).write, prefix, needles))
+                sinks.append(Filtered(LogFile(logs.filtered[stream], self._complain), prefix, needles))
             if stream is Std.ERR:
                 sinks.append(tail)
             streams.pipe(fd, sinks)
@@ -173,11 +172,6 @@ class Streams:
             "hostname": socket.gethostname(),
         }
         return os.fsencode(Template(self._options.line_prefix).safe_substitute(fields))
-
-    def _filtered_file(self, path: Path) -> LogFile:
-        if path not in self._filtered:
-            self._filtered[path] = LogFile(path, self._complain)
-        return self._filtered[path]
 
     @property
     def _is_full(self) -> bool:
@@ -241,8 +235,6 @@ class Streams:
             streams.drain()
             streams.close()
         self._console.close()
-        for file in self._filtered.values():
-            file.close()
         if self._terminal is not None and _is_ours():
             termios.tcsetattr(0, termios.TCSADRAIN, self._terminal)
 

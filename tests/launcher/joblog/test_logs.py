@@ -172,13 +172,12 @@ def test_a_prompt_is_shown_and_what_follows_does_not_tear_it() -> None:
     assert reader.text() == b"[0]:(Pdb) p x\n[0]:1\n[0]:(Pdb) \n[1]:loss 3\n[0]:end\n"
 
 
-def test_lines_that_match_are_copied_whole() -> None:
-    copied: list[bytes] = []
-    filtered = Filtered(copied.append, b"[0]:", ("apple", "orange"))
+def test_lines_that_match_are_copied_whole(tmp_path: Path) -> None:
+    filtered = Filtered(LogFile(tmp_path / "copied.log", never), b"[0]:", ("apple", "orange"))
     for piece in (b"an ap", b"ple\nplum\n", b"oran", b"ge"):
         filtered.write(piece)
     filtered.close()
-    assert copied == [b"[0]:an apple\n", b"[0]:orange\n"]
+    assert (tmp_path / "copied.log").read_bytes() == b"[0]:an apple\n[0]:orange\n"
 
 
 def test_a_reader_that_does_not_read_loses_nothing_and_stops_nobody() -> None:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.agent.start import run
 from launcher.coordinator.rank_assignment import RankAssignment
@@ -179,6 +180,23 @@ def test_the_end_of_stderr_is_known_wherever_it_goes(tmp_path: Path, how: dict[s
     loop.close()
     assert tails[0] == "of one that was replaced"
     assert tails[1] == "x" * (4096 - 17) + "\nValueError: bad"
+
+
+def test_no_file_of_a_rank_that_has_ended_stays_open(tmp_path: Path) -> None:
+    def never(text: str) -> None:
+        raise AssertionError(text)
+
+    options = RunOptions("train.py", log_dir=tmp_path / "logs", tee=Std.ALL, stdout_filters=("a",), stderr_filters=("b",))
+    loop, folder = Loop(lambda: 0.0), JobFolder(options, 0.0, never)
+    streams = Streams(options, loop, folder.logs_of, lambda *output: None, never)
+    n_open = set()
+    for attempt in range(3):
+        streams.open(replace(SEAT, attempt=attempt), {}).close()
+        n_open.add(len(os.listdir("/proc/self/fd")))
+    assert len(n_open) == 1
+    streams.close()
+    folder.close()
+    loop.close()
 
 
 # -- a terminal --------------------------------------------------------------------------------------------------------
