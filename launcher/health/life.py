@@ -40,6 +40,8 @@ class Life:
             self.forget(now)
             return
         self.stopped_at = None if not seen.is_stopped else now if self.stopped_at is None else self.stopped_at
+        if self._used_s is not None:
+            self._used_s = min(self._used_s, seen.processor_s)  # what it had started takes its seconds along when it ends
         if self._used_s is None or seen.is_held_up or is_a_sign(seen.processor_s - self._used_s, now - self.lived_at):
             self.lived_at, self._used_s = now, seen.processor_s
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.health import waits
-from launcher.health.life import STOPPED_S
+from launcher.health.life import STOPPED_S, Life
 from launcher.health.waits import TELL_S, Wait, Waits
 from launcher.host.proc import Vitals, vitals
 from tests.fake_loop import FakeLoop
@@ -93,6 +93,14 @@ def test_who_has_only_to_answer_is_late_when_it_uses_no_processor(sleeper: int, 
     assert late == []
     scene.loop.pass_s(21.0)
     assert late == ["has used no processor for 20 s"]
+
+
+def test_who_computes_lives_although_one_that_it_had_started_has_ended() -> None:
+    """With that one go the seconds that it had used."""
+    life = Life(0.0)
+    for now in range(30):
+        life.take(Vitals("S", 500.0 + now if now < 5 else float(now)), float(now))
+        assert life.verdict(float(now), 10.0) == ""
 
 
 def test_who_is_held_up_by_a_disk_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
