@@ -271,7 +271,8 @@ def _instances(rows: Sequence[_Row], name: str) -> Trace:
     """Parcae: spot instances, each with a name of its own. One that comes is the lowest node that is not there."""
     slots: dict[str, int] = {}
     free: list[int] = []
-    n_nodes = n_first = 0
+    n_nodes = 0
+    first: frozenset[int] = frozenset()
     changes = []
     for row in rows:
         what, instance = row.fields
@@ -291,12 +292,13 @@ def _instances(rows: Sequence[_Row], name: str) -> Trace:
                 raise _wrong(name, row, f"{_quoted(instance)} is removed, and not there")
             slot = slots.pop(instance)
             heapq.heappush(free, slot)
-            changes.append(Change(at_s, slot, NodeEventKind.LOST))
+            if at_s > 0:
+                changes.append(Change(at_s, slot, NodeEventKind.LOST))
         else:
             raise _wrong(name, row, f"expected add or remove, got {_quoted(what)}")
         if at_s <= 0:
-            n_first = n_nodes
-    away = frozenset(range(n_first, n_nodes))
+            first = frozenset(slots.values())
+    away = frozenset(range(n_nodes)) - first
     return Trace(name, "spot instances (Parcae)", n_nodes, rows[-1].at / 1000, tuple(changes), away)
 
 

@@ -81,6 +81,13 @@ def test_spot_instances_take_the_places_of_those_that_went() -> None:
     assert trace.n_nodes < 60, "names are more than there ever were at once"
 
 
+def test_an_instance_may_take_the_place_of_one_that_goes_at_the_start() -> None:
+    trace = parse(b"0,add,a\n0,add,b\n0,remove,a\n0,add,c\n0,remove,b\n5000,remove,c\n9000,add,d\n", "mine.csv")
+
+    assert [there_at(trace, at_s) for at_s in (0, 4, 5, 9)] == [1, 1, 0, 1]
+    assert (trace.n_nodes, trace.away, trace.n_losses) == (2, {1}, 1), "what goes before the start is no loss"
+
+
 @pytest.mark.parametrize("name", ["skypilot.json", "points"])
 def test_counts_of_nodes_are_met_at_every_point(name: str) -> None:
     counts = [7, 7, 3, 0, 5, 9]
