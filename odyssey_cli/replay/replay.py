@@ -63,7 +63,8 @@ def replay(request: ReplayRequest) -> int:
 def _trace(request: ReplayRequest, n_nodes: int, mtbf_s: float | None) -> Trace:
     """The file, or what is drawn in its place."""
     if request.days is not None and not 0 < request.days * DAY_S <= MOST_S:
-        raise UsageError(f"--days: expected more than 0, got {request.days:g}", "for example --days 30")
+        most = f"{MOST_S // DAY_S:g}"
+        raise UsageError(f"--days: expected more than 0 and at most {most}, got {request.days:g}", "for example --days 30")
     if not 0 <= request.transient <= 1:
         raise UsageError(f"--transient: expected a share from 0 to 1, got {request.transient:g}", "for example 0.73")
     if request.trace not in GENERATORS:

@@ -239,10 +239,14 @@ def _csv(text: str, name: str, seed: int, n_nodes: int | None) -> Trace:
             expected = f"{width + 1} fields, as above" if 1 <= width <= 2 else "2 or 3 fields"
             raise _wrong(name, row, f"expected {expected}, got {len(row.fields) + 1}")
     rows.sort(key=lambda row: row.at)
+    are_instances = width == 2 and rows[0].fields[0] in ("add", "remove")
+    most, unit = (MOST_S * 1000, "ms") if are_instances else (MOST_S, "s")
+    if rows[-1].at > most:
+        raise _wrong(name, rows[-1], f"expected a time of at most {most:g} {unit}")
     if width == 1:
         points = [(row.at, _whole(row.fields[0], name, row, "a number of nodes")) for row in rows]
         return _drawn([(0.0, points[0][1]), *points], points[-1][0], name, "step points (seconds,count)", seed)
-    if rows[0].fields[0] in ("add", "remove"):
+    if are_instances:
         return _instances(rows, name)
     return _own(rows, name, seed, n_nodes)
 
@@ -262,7 +266,7 @@ def _rows(text: str, name: str) -> Iterator[_Row]:
                 continue
             raise _wrong(name, _Row(line, 0.0, ()), f"expected a time, got {_quoted(fields[0])}") from None
         row = _Row(line, at, tuple(fields[1:]))
-        if not 0 <= at <= MOST_S * 1000:
+        if not at >= 0:
             raise _wrong(name, row, f"expected a time from 0 on, got {_quoted(fields[0])}")
         yield row
 
@@ -325,8 +329,6 @@ def _own(rows: Sequence[_Row], name: str, seed: int, n_nodes: int | None) -> Tra
             state = "there already" if kind is NodeEventKind.RETURNED else "not there"
             raise _wrong(name, row, f"{_quoted(row.fields[0])} is {kind}, and {state}")
         is_there[node] = kind is not NodeEventKind.LOST
-        if row.at > MOST_S:
-            raise _wrong(name, row, f"expected a time of at most {MOST_S:g} s")
         changes.append(Change(row.at, node, kind))
     return Trace(name, "seconds,node,lost|failed|returned", total, rows[-1].at, tuple(changes), frozenset(away), notes)
 
