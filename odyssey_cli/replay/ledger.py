@@ -94,7 +94,8 @@ class Ledger:
         n_before = len(self.stretches)
         doing = self._whole_steps(at_s)
         if doing is Doing.TRAINING:
-            self._cut = Cut(len(self.stretches), self._ahead, self._ahead + (at_s - self.now_s) / self.step_s)
+            ran_s = max(0.0, at_s - self.now_s)  # none, where ranks still warm up
+            self._cut = Cut(len(self.stretches), self._ahead, self._ahead + ran_s / self.step_s)
             doing = Doing.REDONE
         self._spend(at_s, doing)
         return any(stretch.doing is Doing.TRAINING for stretch in self.stretches[n_before:])

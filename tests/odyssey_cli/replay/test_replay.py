@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey_cli.__main__ import main
+from odyssey_cli.replay.ledger import Doing, Ledger
 from odyssey_cli.replay.policies import named
 from odyssey_cli.replay.recorded import compare
 from odyssey_cli.replay.restart_costs import RestartCosts
@@ -69,6 +70,17 @@ def test_a_second_loss_within_a_transition_begins_it_anew() -> None:
     assert [decision.then for decision in found.result.decisions] == ["initial 3x2", "shrink 1x2"]
     assert found.result.decisions[-1].what == "node 5 lost; node 3 lost"
     assert found.totals.transition_s == pytest.approx(101.1 - 100 + 1.5)
+
+
+def test_a_loss_while_ranks_warm_up_takes_nothing_of_a_step() -> None:
+    """The step of 10 s would begin at 100 s, and begins whole at 103 s."""
+    ledger = Ledger(save_s=2)
+    ledger.step_s = 10.0
+    ledger.pause(100.0, Doing.TRANSITION)
+    assert not ledger.cut_off(98.0)
+    ledger.pause(103.0, Doing.TRANSITION)
+    ledger.keep(5.0)
+    assert ledger.under_way_until(104.0) == pytest.approx(113)
 
 
 def test_a_node_that_returns_is_taken_in_behind_a_step() -> None:
