@@ -40,7 +40,6 @@ class RestartingLife:
     def run(self, progress: Callable[[float], None]) -> Result:
         """To the end of the trace; tells how far it is as it goes. The clock starts with the first step."""
         self._start(0.0, "start")
-        self._from_s = 0.0
         for changes in at_once(self._trace.changes):
             self._take(changes)
             progress(changes[0].at_s)
@@ -80,7 +79,8 @@ class RestartingLife:
         decision = Decision(at_s, why, "waits for nodes", 0, None, now_s - at_s)
         if (plan := self._plan) is not None:
             self._used, self._ledger.step_s = there, step_s(plan)
-            self._from_s += self._terms.restart_of(len(there) * self._ranks_per_node)
+            if self._decisions:
+                self._from_s += self._terms.restart_of(len(there) * self._ranks_per_node)
             decision = Decision(at_s, why, layout_of(plan), len(plan.workers), step_s(plan), self._from_s - at_s)
         self._nodes.use(self._used, now_s)
         self._decisions.append(decision)

@@ -161,6 +161,7 @@ def test_torchrun_by_hand() -> None:
     # 48, saved, 48, saved at 100; lost; from 111 on 48 s, saved at 161, 39 s of a step when all start again; 24 s from 210 on
     assert_totals(found.totals, useful_s=96 + 24 + 24, slower_s=24, redone_s=1 + 39, restart_s=20, checkpoint_s=6)
     assert found.result.n_returns == 2
+    assert [decision.pause_s for decision in found.result.decisions] == [0, 10, 10]
 
 
 # -- what must hold of all ---------------------------------------------------------------------------------------------
