@@ -215,6 +215,16 @@ def test_the_table_has_every_policy_the_best_first_and_fits(folder: Path, capfd:
     useful = [float(row[1]) for row in rows]
     assert useful == sorted(useful, reverse=True)
     assert max(map(len, out.splitlines())) <= 100
+    assert "more than 100 %" not in out
+
+
+def test_more_than_all_of_the_time_is_explained(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "infinitehbd-400", "llama2-7b-h100-64", "--policy", "repartition"]) == 0
+
+    out = capfd.readouterr().out
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("repartition ") and "%" in line)
+    assert float(row[1]) > 100
+    assert "more than 100 %: after a failure a layout was taken that is faster than 8x8" in out
 
 
 @pytest.mark.parametrize(
