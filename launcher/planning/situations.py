@@ -81,11 +81,13 @@ def proposed(
     """
     from strategies.search import answer
 
-    n_missing = len(node_of) - len(ask.alive)
-    n_left = max(0, n_spares - n_missing)  # who stands by takes the place of one that is lost before the start
+    missing = tuple(sorted(node_of.keys() - set(ask.alive)))
+    n_left = max(0, n_spares - len(missing))  # who stands by takes the place of one that is lost before the start
     # Where ranks were lost before the layout that was asked for could run, the best one for the others is.
-    has_room = n_missing == 0 or sum(parse_layout(layout) or ()) <= len(ask.alive) - n_left
+    has_room = not missing or sum(parse_layout(layout) or ()) <= len(ask.alive) - n_left
     wanted = layout if has_room else "auto"
+    if ask.plan is None:
+        ask = replace(ask, lost=missing)
     candidates: list[Candidate] = []
     why_not = help = ""
     try:

@@ -56,7 +56,7 @@ def answer(situation: Situation, forced: str | None = None, layout: str = "auto"
     if situation.plan is None:
         return initial_plan(situation, layout)
     if situation.untrained and layers_without_holder(situation):
-        anew = replace(situation, plan=None, lost=(), leaving=(), respawnable=(), held={}, is_running=False)
+        anew = replace(situation, plan=None, leaving=(), respawnable=(), held={}, is_running=False)
         return initial_plan(anew, layout)
     if not (situation.lost or situation.leaving or situation.arrived or situation.is_running):
         # a connection was lost, or the store; or micro-batches cannot stay cut
@@ -151,7 +151,8 @@ def _with_exact_plan(situation: Situation) -> Situation:
 def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     """The candidates for the first plan of a job, best first.
 
-    Raises UsageError for a layout that cannot be meant, and where no plan survives what was asked for.
+    Raises UsageError for a layout that cannot be meant, and where no plan survives what was asked for, unless ranks were lost
+    before: then it is the one that survives most.
     """
     strategies.load_all()  # a file that is no strategy ends a job when it starts, and not when it loses a rank
     if situation.n_spares and not situation.at_work:
@@ -160,7 +161,9 @@ def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     situation = replace(situation, lengths=lengths_of(situation, layout))
     candidates = attempt_all(NAME, lambda: _ranked(situation, _as_asked(situation)))
     chosen, aim = best(candidates), situation.aim
-    if chosen is not None and chosen.outlook is not None and (missing := _missing(chosen.outlook, aim)):
+    if situation.lost or chosen is None or chosen.outlook is None:
+        return candidates
+    if missing := _missing(chosen.outlook, aim):
         who = f"layout {layout} does not" if layout != "auto" else f"no layout of {len(situation.at_work)} ranks does"
         raise UsageError(f"{missing[0]}: {who}: {missing[1]}", missing[2])
     return candidates

@@ -75,7 +75,8 @@ class Aim(msgspec.Struct, frozen=True):
 class Situation(msgspec.Struct, frozen=True, dict=True):
     """The cluster, the plan in force, what was lost and what was measured, at one moment.
 
-    `plan` is None at the start of a job: then every worker of `alive` is free and holds whatever it is told to.
+    `plan` is None at the start of a job: then every worker of `alive` is free and holds whatever it is told to, and those of
+    `lost` were lost before it.
     `held`: worker -> layers with full state, of survivors and of those that are leaving. `respawnable`: lost workers whose
     slot is healthy and has restarts left. `node_of`: worker -> node. `step`: next step to run. `generation`: of the plan to be
     written. `seconds_to_change`: D, the expected time to the next change; `n_behind`: how sure it is, see ExpectedChange.
