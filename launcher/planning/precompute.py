@@ -167,6 +167,7 @@ class Work:
             arriving=loss.lost if loss.may_return else (),
             arrive_s=whole.profile.recovery.spawn_s,
             held={worker: layers for worker, layers in self._held.items() if worker not in gone},
+            n_spares=max(0, whole.n_spares - len(gone)),
         )
         try:
             candidates = find(situation, self._ask.only)

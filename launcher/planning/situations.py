@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 
 from msgspec.structs import replace
@@ -39,7 +39,7 @@ def expected_change(world: World, now: float, mtbf_s: float | None, failure_rate
 def situation_of(
     ask: Propose, profile: Profile, node_of: dict[Worker, int], expected: ExpectedChange, aim: Aim, n_spares: int = 0
 ) -> Situation:
-    """`n_spares`: of those alive, that are to stand by if the job starts now."""
+    """`n_spares`: of those alive, that are to stand by if the job starts now, or may if it has."""
     return Situation(
         generation=ask.generation,
         step=ask.step,
@@ -81,8 +81,7 @@ def proposed(
     """
     from strategies.search import answer
 
-    missing = tuple(sorted(node_of.keys() - set(ask.alive)))
-    n_left = max(0, n_spares - len(missing))  # who stands by takes the place of one that is lost before the start
+    missing, n_left = tuple(sorted(node_of.keys() - set(ask.alive))), _n_left(n_spares, node_of, ask.alive)
     # Where ranks were lost before the layout that was asked for could run, the best one for the others is.
     has_room = not missing or sum(parse_layout(layout) or ()) <= len(ask.alive) - n_left
     wanted = layout if has_room else "auto"
@@ -95,6 +94,11 @@ def proposed(
     except StateLost as error:
         why_not, help = error.what, error.help
     return Proposed(tuple(candidates), expected.seconds, expected.source, 0.0, False, why_not, help)
+
+
+def _n_left(n_spares: int, node_of: Mapping[Worker, int], alive: Sequence[Worker]) -> int:
+    """Those who still stand by: they take the places of lost ones."""
+    return max(0, n_spares - (len(node_of) - len(alive)))
 
 
 def only(strategy: str) -> str | None:
@@ -124,11 +128,13 @@ class PlanSearch:
 
     def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
         """Raises OdysseyError if nothing can be proposed at all."""
+        from strategies.search import best
+
         started = time.perf_counter()
         options = self._options
         ahead = attempt("ahead", lambda: self._found_ahead(ask, profile, expected, started))
         candidates, problem = ([], ahead.reason) if isinstance(ahead, Candidate) else (ahead, self._problem)
-        if candidates:
+        if best(candidates) is not None:
             search_s = time.perf_counter() - started
             found = Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead=True)
         else:
@@ -158,7 +164,8 @@ class PlanSearch:
         self._number += 1
         self._is_due = True
         ask = _without_loss(plan, subject[1], slow, can_restart=can_restart)
-        whole = situation_of(ask, profile, self._node_of, expected, self._options.aim)
+        n_left = _n_left(self._options.n_spares, self._node_of, subject[1])
+        whole = situation_of(ask, profile, self._node_of, expected, self._options.aim, n_left)
         if self._process is None:
             self._process = precompute.Process()
         self._process.ask(precompute.Ask(self._number, self._only, can_respawn, whole))

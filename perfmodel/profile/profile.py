@@ -179,7 +179,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the one layer is the script's own model, so that no rank may be without work."""
+        """Whether the one layer is the script's own model, so that no rank should be without work."""
         return self.n_shards == 1
 
     @property

@@ -36,7 +36,7 @@ def layouts(
     rooms: Sequence[int] = (),
 ) -> list[tuple[int, ...]]:
     """Lengths of pipelines for at most `n_workers` workers, best closed form first; longest pipeline first in each. For all of
-    them where each one's script uses the model.
+    them where each one's script uses the model, or as many as there are micro-batches for.
 
     The few are unlike each other: of layouts that mix the same lengths in other numbers (for many workers: that have the
     same most frequent length) only the best is given. Where `also` holds for none of them, the best for which it does
@@ -47,7 +47,7 @@ def layouts(
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
     candidates = [c for c in _lengths(usable, n_workers, n_micro_batches) if len(c) >= min_pipelines]
     if shapes.profile.is_whole:
-        candidates = [c for c in candidates if sum(c) == n_workers]
+        candidates = [c for c in candidates if sum(c) == min(n_workers, n_micro_batches)]
     scored = _scored(shapes, n_workers, candidates, rooms if n_workers <= MANY_WORKERS else ())
     rankings = [[lengths for *_, lengths in scored]]
     if has_halves(shapes.profile):

@@ -30,6 +30,7 @@ from perfmodel.transition.transition import while_training
 from perfmodel.worth.objective import objective
 from perfmodel.worth.reliability import ExpectedChange
 from strategies import Moment
+from strategies.building.compose import n_micro_batches_of
 from strategies.building.moves import improved
 from strategies.building.uncut import exact
 from strategies.search import last_resort, unchanged
@@ -259,7 +260,7 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
     def priced(proposal: Proposal) -> Candidate:
         return attempt(proposal.strategy, lambda: _priced(situation, proposal))
 
-    candidates = [priced(row) if isinstance(row, Proposal) else row for row in rows]
+    candidates = _with_work_for_all(situation, [priced(row) if isinstance(row, Proposal) else row for row in rows])
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
     if not situation.profile.is_sharded:
         candidates += _made_into_others(situation, changes, priced)
@@ -270,6 +271,22 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
     growing = Growing(situation, ahead, step_of, candidates) if situation.arriving else None
     valued = [attempt(its.strategy, partial(_looked_ahead, situation, ahead, growing, its)) for its in candidates]
     return with_reasons(_with_better_moves(situation, valued), situation.aim)
+
+
+def _with_work_for_all(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
+    """Where each rank's script uses the model, take no plan that leaves more of them without work than are to stand by; for a
+    job that has begun none that leaves more than any other does: there may be more ranks than micro-batches."""
+    if not situation.profile.is_whole:
+        return candidates
+    has_begun = situation.plan is not None or bool(situation.lost)
+    least = min((len(row.plan.idle) for row in candidates if row.plan is not None), default=0) if has_begun else 0
+    most, n_alive, n_micro_batches = max(situation.n_spares, least), len(situation.alive), n_micro_batches_of(situation)
+    why = "a worker has no work, and its script uses the model"
+    if n_alive - situation.n_spares > n_micro_batches:
+        why = f"{n_micro_batches} micro-batches for {n_alive} workers: {why}"
+    return [
+        replace(row, plan=None, reason=why) if row.plan is not None and len(row.plan.idle) > most else row for row in candidates
+    ]
 
 
 def _made_into_others(
@@ -344,8 +361,6 @@ def _priced(situation: Situation, proposal: Proposal) -> Candidate:
         p, s = plan.place[priced.peak_worker]
         reason = f"needs {needs} on pipeline {p} stage {s}, a worker may take {may_take}"
         return Candidate(proposal.strategy, None, estimate, reason)
-    if situation.profile.is_whole and len(plan.idle) > situation.n_spares:
-        return Candidate(proposal.strategy, None, estimate, "a worker has no work, and its script uses the model")
     return Candidate(proposal.strategy, plan, estimate, "", spread=spread_of(situation.profile.errors))
 
 

@@ -7,15 +7,19 @@ from msgspec.structs import replace
 
 from launcher.coordinator.actions import Propose
 from launcher.joblog.events import Proposed
-from launcher.planning.situations import proposed
+from launcher.options import RunOptions
+from launcher.planning.situations import PlanSearch, proposed
 from odyssey.errors import UsageError
 from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
+from odyssey.plan.proof import prove
 from perfmodel.profile.profile import Profile
 from perfmodel.worth.reliability import ExpectedChange
-from strategies.search import best
+from strategies.search import best, search
 from strategies.situation import Aim
-from tests.planning import layer, profile
+from tests.fake_loop import FakeLoop
+from tests.launcher.planning.test_plans_ahead import wait
+from tests.planning import layer, profile, situation
 
 CHANGE = ExpectedChange(3600.0, "test")
 N_MICRO_BATCHES = 4
@@ -53,6 +57,97 @@ def chosen(found: Proposed) -> Plan:
     row = best(found.candidates)
     assert row is not None and row.plan is not None, [(row.strategy, row.reason) for row in found.candidates]
     return row.plan
+
+
+# -- ranks without work, of a model that is a script's own ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_newcomers", range(4))
+@pytest.mark.parametrize("n_at_work", range(1, N_MICRO_BATCHES + 1))
+def test_newcomers_who_stood_by_end_no_job(n_at_work: int, n_newcomers: int) -> None:
+    """A connection or the first or last rank is lost: as many have work as there are micro-batches for; where nobody is lost,
+    some may idle if the step takes no longer for it."""
+    of, n_ranks = whole(), n_at_work + n_newcomers
+    plan = chosen(ask(of, n_at_work, at_start(n_at_work)))
+    assert plan.estimate is not None and not plan.idle
+    for lost in [(), (0,), (n_ranks - 1,)]:
+        said = later(plan, n_ranks, *lost)
+        if not any(said.held.values()):
+            continue
+        now = prove(chosen(ask(of, n_ranks, said)), said.held)
+        n_work = min(len(said.alive), N_MICRO_BATCHES)
+        assert now.estimate is not None
+        assert now.estimate.step_s == pytest.approx(0.03 * -(-N_MICRO_BATCHES // n_work))
+        assert len(now.workers) == n_work or not lost
+        again = later(now, n_ranks, *lost)
+        assert chosen(ask(of, n_ranks, again)).blocks == now.blocks, "a connection is lost again"
+
+
+def test_who_comes_gets_work_as_far_as_there_are_micro_batches() -> None:
+    of = whole()
+    plan = chosen(ask(of, 3, at_start(3)))
+    now = chosen(ask(of, 5, replace(later(plan, 5), generation=plan.generation, is_running=True)))
+    assert len(now.workers) == 4 and len(now.idle) == 1
+    full = chosen(ask(of, 6, replace(later(now, 6), generation=now.generation, is_running=True)))
+    assert set(full.workers) == set(now.workers) and full.idle == (*now.idle, 5)
+
+
+def test_a_start_with_more_ranks_than_micro_batches_is_refused_by_what_is_wrong() -> None:
+    found = ask(whole(), 5, at_start(5))
+    assert {(row.plan, row.reason) for row in found.candidates} == {
+        (None, "4 micro-batches for 5 workers: a worker has no work, and its script uses the model")
+    }
+    assert len(chosen(ask(whole(), 5, at_start(5), n_spares=1)).workers) == 4
+
+
+def test_a_start_anew_without_all_who_had_work_leaves_those_idle_who_are_too_many() -> None:
+    """Nothing is trained, and all that are left are newcomers."""
+    of = whole()
+    plan = chosen(ask(of, 2, at_start(2)))
+    now = chosen(ask(of, 8, later(plan, 8, 0, 1, untrained=True)))
+    assert len(now.workers) == 4 and len(now.idle) == 2
+
+
+class Planned(PlanSearch):
+    """With all plans there that are found ahead."""
+
+    def __init__(self, of: Profile, plan: Plan, n_ranks: int, n_spares: int) -> None:
+        loop = FakeLoop()
+        options = RunOptions("train.py", n_spares=n_spares)
+        super().__init__(options, dict.fromkeys(range(n_ranks), 0), loop)
+        self.plan_ahead(plan, frozenset(range(n_ranks)), False, {}, of, CHANGE)
+        wait(self, loop)
+
+
+@pytest.mark.parametrize(("n_micro_batches", "n_spares"), [(4, 2), (8, 2), (8, 1)])
+def test_what_is_found_ahead_with_ranks_that_stand_by_is_what_a_search_finds(n_micro_batches: int, n_spares: int) -> None:
+    of, n_ranks = replace(whole(), global_batch=n_micro_batches), 4 + n_spares
+    plan = chosen(ask(of, n_ranks, at_start(n_ranks), n_spares=n_spares))
+    planned = Planned(of, plan, n_ranks, n_spares)
+    try:
+        for lost in [(1,), (0, 2), (n_ranks - 1,)]:
+            said = later(plan, n_ranks, *lost)
+            found, direct = planned.propose(said, of, CHANGE), ask(of, n_ranks, said, n_spares=n_spares)
+            assert found.ahead
+            now = prove(chosen(found), said.held)
+            assert (now.strategy, len(now.idle)) == (chosen(direct).strategy, len(chosen(direct).idle))
+            assert {(row.strategy, row.plan is None) for row in found.candidates} == {
+                (row.strategy, row.plan is None) for row in direct.candidates
+            }
+    finally:
+        planned.close()
+
+
+def test_a_table_from_ahead_without_a_plan_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = job(2)
+    plan = chosen(ask(of, 4, at_start(4)))
+    said = later(plan, 4, 3)
+    rows = [replace(row, plan=None) for row in search(situation(of, plan, said.alive))]
+    planned = PlanSearch(RunOptions("train.py"), dict.fromkeys(range(4), 0), FakeLoop())
+    monkeypatch.setattr(planned, "_found_ahead", lambda *_: rows)
+    found = planned.propose(said, of, CHANGE)
+    assert not found.ahead
+    prove(chosen(found), said.held)
 
 
 # -- what has to be survived ------------------------------------------------------------------------------------------------
