@@ -12,7 +12,6 @@ may change between any two steps.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -159,7 +158,6 @@ class Job:
         """See `odyssey.resilient` (own_model.py)."""
         connection = joining.connection()
         batches.check()
-        batches.check_work_for(int(os.environ.get("WORLD_SIZE", "1")) // model.n_shards)
         job = cls.__new__(cls)
         job._begin(
             connection,

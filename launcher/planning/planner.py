@@ -100,7 +100,9 @@ class Planner:
 
     def propose(self, ask: Propose) -> Proposed:
         """Plans for a situation, best first; prepared ahead if it was foreseen. Raises OdysseyError if there is none."""
-        return self._search.propose(ask, self._in_force(), self._expected_change())
+        state = self._state()
+        is_first = ask.plan is None and isinstance(state, JobState) and state.number == 1 and not state.world.attempt
+        return self._search.propose(ask, self._in_force(), self._expected_change(), is_first_start=is_first)
 
     def untold_faults(self, found: Proposed) -> list[str]:
         """What a bug has cost, for people: once, as what fails at one loss may well fail at the next one."""

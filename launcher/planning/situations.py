@@ -17,7 +17,7 @@ from launcher.joblog.events import Proposed
 from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
 from launcher.planning import precompute
-from odyssey.errors import PlanError, StateLost
+from odyssey.errors import PlanError, StateLost, UsageError
 from odyssey.plan.layout import parse_layout
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
@@ -96,6 +96,16 @@ def proposed(
     return Proposed(tuple(candidates), expected.seconds, expected.source, 0.0, False, why_not, help)
 
 
+def check_each_has_work(profile: Profile, n_ranks: int) -> None:
+    """Raises UsageError if a job of a script's own model starts with more copies of it at work than there are micro-batches."""
+    n, n_copies = -(-profile.global_batch // profile.micro_batch), n_ranks // max(1, profile.n_shards)
+    if profile.n_shards and n_copies > n:
+        batch = f"global_batch {profile.global_batch} is {n} micro-batches of {profile.micro_batch}"
+        most = max(1, profile.global_batch // n_copies)
+        help = f"give a micro_batch of at most {most}, so that each has work, or --spares {n_ranks - n * profile.n_shards}"
+        raise UsageError(f"{batch}, for {n_copies} copies of the model", help)
+
+
 def _n_left(n_spares: int, node_of: Mapping[Worker, int], alive: Sequence[Worker]) -> int:
     """Those who still stand by: they take the places of lost ones."""
     return max(0, n_spares - (len(node_of) - len(alive)))
@@ -126,12 +136,14 @@ class PlanSearch:
         self._problem = ""
         """Why there are none to the newest Ask."""
 
-    def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
-        """Raises OdysseyError if nothing can be proposed at all."""
+    def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange, *, is_first_start: bool = False) -> Proposed:
+        """`is_first_start`: no rank has joined a job that runs. Raises OdysseyError if nothing can be proposed at all."""
         from strategies.search import best
 
         started = time.perf_counter()
         options = self._options
+        if is_first_start:
+            check_each_has_work(profile, len(ask.alive) - _n_left(options.n_spares, self._node_of, ask.alive))
         ahead = attempt("ahead", lambda: self._found_ahead(ask, profile, expected, started))
         candidates, problem = ([], ahead.reason) if isinstance(ahead, Candidate) else (ahead, self._problem)
         if best(candidates) is not None:

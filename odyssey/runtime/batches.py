@@ -57,15 +57,6 @@ class Batches(NamedTuple):
             what = f"data is a {type(self.data).__name__}, which has an order of its own"
             raise JobError(what, "leave sampler out, or give a map-style dataset, with data[i] and len(data)")
 
-    def check_work_for(self, n_copies: int) -> None:
-        """Raises JobError if some copy of the model would have none."""
-        n = -(-self.global_batch // self.micro_batch)
-        if n < n_copies:
-            batch = f"global_batch {self.global_batch} is {n} micro-batches of {self.micro_batch}"
-            what = f"{batch}, for {n_copies} copies of the model"
-            most = max(1, self.global_batch // n_copies)
-            raise JobError(what, f"give a micro_batch of at most {most}, so that each has work")
-
     def samples(self) -> Samples:
         """A first look at them. Raises JobError for samples that are other ones each time."""
         collate, num_workers = self.collate, self.num_workers

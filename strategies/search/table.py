@@ -30,7 +30,6 @@ from perfmodel.transition.transition import while_training
 from perfmodel.worth.objective import objective
 from perfmodel.worth.reliability import ExpectedChange
 from strategies import Moment
-from strategies.building.compose import n_micro_batches_of
 from strategies.building.moves import improved
 from strategies.building.uncut import exact
 from strategies.search import last_resort, unchanged
@@ -274,16 +273,12 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
 
 
 def _with_work_for_all(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
-    """Where each rank's script uses the model, take no plan that leaves more of them without work than are to stand by; for a
-    job that has begun none that leaves more than any other does: there may be more ranks than micro-batches."""
+    """Where each rank's script uses the model, take no plan that leaves more of them without work than another one does: there
+    may be more ranks than micro-batches. So many as are to stand by may have none."""
     if not situation.profile.is_whole:
         return candidates
-    has_begun = situation.plan is not None or bool(situation.lost)
-    least = min((len(row.plan.idle) for row in candidates if row.plan is not None), default=0) if has_begun else 0
-    most, n_alive, n_micro_batches = max(situation.n_spares, least), len(situation.alive), n_micro_batches_of(situation)
+    most = max(situation.n_spares, min((len(row.plan.idle) for row in candidates if row.plan is not None), default=0))
     why = "a worker has no work, and its script uses the model"
-    if n_alive - situation.n_spares > n_micro_batches:
-        why = f"{n_micro_batches} micro-batches for {n_alive} workers: {why}"
     return [
         replace(row, plan=None, reason=why) if row.plan is not None and len(row.plan.idle) > most else row for row in candidates
     ]

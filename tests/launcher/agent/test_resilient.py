@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, Restarting
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen, Restarting
 from launcher.options import RunOptions
 from perfmodel.profile import profile as profiles
 from perfmodel.profile.profile import Profile
@@ -133,6 +133,21 @@ def test_an_average_that_is_evaluated_is_that_of_the_others_on_a_spare(tmp_path:
     ran = Ran(options(tmp_path, "evaluated", "1:5:evaluation", n_spares=1))
     assert_exact(ran, tmp_path, "evaluated", {1})
     assert len(ran.all(GenerationStarted)) == 2
+
+
+def test_a_job_of_more_ranks_than_micro_batches_does_not_start(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, "plain", n_ranks_per_node=5))
+    assert ran.code == 1
+    assert ran.all(JobEnded)[0].reason == "global_batch 14 is 4 micro-batches of 4, for 5 copies of the model"
+
+
+@pytest.mark.soak
+def test_one_of_two_spares_goes_on_standing_by_where_there_is_work_for_no_more(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, "average", "1:5:backward", n_ranks_per_node=6, n_spares=2))
+    assert ran.code == 0
+    ran.assert_replays()
+    first, after = (chosen.plan for chosen in ran.all(PlanChosen))
+    assert (first.idle, len(after.workers), len(after.idle)) == ((4, 5), 4, 1)
 
 
 @pytest.mark.soak

@@ -92,12 +92,21 @@ def test_who_comes_gets_work_as_far_as_there_are_micro_batches() -> None:
     assert set(full.workers) == set(now.workers) and full.idle == (*now.idle, 5)
 
 
-def test_a_start_with_more_ranks_than_micro_batches_is_refused_by_what_is_wrong() -> None:
-    found = ask(whole(), 5, at_start(5))
-    assert {(row.plan, row.reason) for row in found.candidates} == {
-        (None, "4 micro-batches for 5 workers: a worker has no work, and its script uses the model")
-    }
-    assert len(chosen(ask(whole(), 5, at_start(5), n_spares=1)).workers) == 4
+@pytest.mark.parametrize(("n_shards", "n_ranks", "n_spares"), [(1, 5, 1), (2, 11, 3)])
+def test_a_job_does_not_start_with_more_copies_than_micro_batches(n_shards: int, n_ranks: int, n_spares: int) -> None:
+    """They would have no work, unless they are to stand by. Started again with those who have come they do."""
+    of = replace(job(n_shards), n_shards=n_shards, global_batch=7, micro_batch=2)
+    nodes = dict.fromkeys(range(n_ranks), 0)
+    said = at_start(n_ranks)
+    search = PlanSearch(RunOptions("train.py"), nodes, FakeLoop())
+    with pytest.raises(UsageError) as raised:
+        search.propose(said, of, CHANGE, is_first_start=True)
+    assert raised.value.what.startswith("global_batch 7 is 4 micro-batches of 2, for 5 copies")
+    assert raised.value.help == f"give a micro_batch of at most 1, so that each has work, or --spares {n_spares}"
+    with_spares = PlanSearch(RunOptions("train.py", n_spares=n_spares), nodes, FakeLoop())
+    assert len(chosen(with_spares.propose(said, of, CHANGE, is_first_start=True)).pipelines) == 4
+    assert len(chosen(search.propose(said, of, CHANGE)).pipelines) == 4
+    search.propose(at_start(4 * n_shards), of, CHANGE, is_first_start=True)
 
 
 def test_a_start_anew_without_all_who_had_work_leaves_those_idle_who_are_too_many() -> None:
