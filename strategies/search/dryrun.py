@@ -243,9 +243,11 @@ def _units(profile: Profile, plan: Plan, node_of: Mapping[Worker, int] | None, n
 
 
 def _kinds(profile: Profile, plan: Plan, node_of: Mapping[Worker, int] | None) -> dict[Worker, tuple[int, object, int]]:
-    """Worker -> (pipeline, kind of pipeline, stage). Pipelines of one kind may be exchanged; each idle worker is alone."""
+    """Worker -> (pipeline, kind of pipeline, stage). Pipelines of one kind may be exchanged; each worker that is in none is
+    alone."""
     kinds: dict[Worker, tuple[int, object, int]] = {}
     cluster = profile.cluster
+    kept = {worker: sorted(layers) for worker, layers in plan.keeps.items()}
     routed = {plan.place[route.worker][0] for route in plan.routes}
     for p, pipeline in enumerate(plan.pipelines):
         workers = [stage.worker for stage in pipeline.stages if stage.worker is not None]
@@ -255,14 +257,16 @@ def _kinds(profile: Profile, plan: Plan, node_of: Mapping[Worker, int] | None) -
             len(pipeline.micro_batches),
             plan.samples.n_of(pipeline.stop_micro_batch - 1),
             tuple(a == b for a, b in pairwise(hosts)),
+            [kept.get(worker) for worker in workers],
         )
         if p in routed or not pipeline.is_complete or any(worker in plan.schedule.order_of for worker in workers):
             kind = p
         for s, stage in enumerate(pipeline.stages):
             if stage.worker is not None:
                 kinds[stage.worker] = (p, kind, s)
-    for worker in plan.idle:
-        kinds[worker] = (-1, "idle", 0)
+    for worker in {*plan.workers, *plan.idle} - kinds.keys():
+        shard = worker % plan.n_layers if plan.is_sharded else None
+        kinds[worker] = (-1 - worker, ("alone", shard, kept.get(worker)), 0)
     return kinds
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import strategies
 from odyssey.errors import StateLost, UsageError
@@ -19,7 +21,7 @@ from strategies.search import answer, best, initial_plan, rescore, search
 from strategies.search.dryrun import fail_any, fail_ranks, newcomers
 from strategies.situation import Aim, Candidate, Objective, Protect
 from tests.examples import examples
-from tests.planning import break_even, first_plan, layer, profile, situation, without
+from tests.planning import break_even, first_plan, layer, profile, sharded, situation, without
 
 LINK = Link(1e-5, 1e9)
 PAPER = Aim(Objective.PAPER)
@@ -92,10 +94,10 @@ def test_lost_layers_are_built_anew_while_no_unit_is_final() -> None:
     lost = situation(of, plan, without(plan, 1, 3))
     with pytest.raises(StateLost):
         answer(lost)
-    anew = best(answer(msgspec.structs.replace(lost, untrained=True)))
+    anew = best(answer(replace(lost, untrained=True)))
     assert anew is not None and anew.plan is not None
     assert anew.plan.state_from is StateFrom.SCRIPT and set(anew.plan.workers) <= {0, 2} and anew.plan.moves == ()
-    one_holder_left = answer(msgspec.structs.replace(situation(of, plan, without(plan, 1)), untrained=True))
+    one_holder_left = answer(replace(situation(of, plan, without(plan, 1)), untrained=True))
     assert {candidate.plan.state_from for candidate in one_holder_left if candidate.plan is not None} == {StateFrom.HOLDERS}
 
 
@@ -201,7 +203,7 @@ def test_a_table_made_ahead_is_ranked_anew_with_todays_expectation(aim: Aim) -> 
     assert today[0].reason.startswith("best objective") and not today[-1].reason.startswith("best")
     assert today[0].estimate is not None and today[0].estimate.transition.search_s == 0.25
     assert today[0].plan is not None and today[0].plan.estimate == today[0].estimate
-    asked = search(msgspec.structs.replace(state, seconds_to_change=65.0, search_s=0.25))
+    asked = search(replace(state, seconds_to_change=65.0, search_s=0.25))
     assert asked[0].strategy == today[0].strategy
     assert [c.strategy for c in asked if is_plain(c)] == [c.strategy for c in today if is_plain(c)]
 
@@ -279,6 +281,29 @@ def test_placements_that_lose_a_layer_are_counted_as_fatal() -> None:
     fatal = [outcome for outcome in whole.outcomes if outcome.step_s is None]
     assert sum(outcome.n_alike for outcome in fatal) == 2
     assert fatal and all("is lost" in outcome.lost_state and not outcome.candidates for outcome in fatal)
+
+
+def test_any_loss_of_a_sharded_model_is_answered_whoever_only_keeps_a_shard() -> None:
+    of = sharded(job(3))
+    plan = best(initial_plan(situation(of, None, range(7)), "auto"))
+    assert plan is not None and plan.plan is not None and plan.plan.keeps
+    whole = fail_any(of, plan.plan, 2, seconds_to_change=3600.0)
+    assert sum(outcome.n_alike for outcome in whole.outcomes) == 21
+    assert [outcome.ranks for outcome in whole.outcomes if outcome.lost_state] == [(1, 4), (2, 5)]
+
+
+def test_pipelines_whose_workers_keep_other_layers_are_not_alike() -> None:
+    """The first of four keeps all."""
+    of = profile([replace(row, parameter_bytes=10**6) for row in job(2).layers], 8, ranks_per_node=4, inter=Link(1e-6, 1e5))
+    table = initial_plan(situation(of, None, range(8), aim=Aim(protect=Protect.STATE)), "4x2")
+    plan = next(row.plan for row in table if row.plan is not None and row.plan.keeps)
+    whole = fail_any(of, plan, 5, seconds_to_change=3600.0)
+
+    def is_fatal(lost: tuple[int, ...]) -> bool:
+        return len({layer for worker in range(8) if worker not in lost for layer in plan.holds[worker]}) < 2
+
+    n_fatal = sum(map(is_fatal, combinations(range(8), 5)))
+    assert sum(outcome.n_alike for outcome in whole.outcomes if outcome.lost_state) == n_fatal == 2
 
 
 def test_ranks_that_come_have_the_numbers_of_lost_ones_first() -> None:
