@@ -105,7 +105,8 @@ def lifetime_values(
         what = f"--horizon: {horizon_s / situation.seconds_to_change:,.0f} losses are expected in {horizon_s:g} s"
         raise UsageError(what, f"give a time with at most {MOST_LOSSES:,}")
     n_layers, shapes = len(situation.profile.layers), shapes_of(situation.profile, n_micro_batches_of(situation))
-    least = next((n for n in range(1, n_layers + 1) if shapes.of(n) is not None), n_layers)
+    fit = (n for n in range(1, n_layers + 1) if shapes.of(n) is not None)
+    least = n_layers if situation.profile.is_sharded else next(fit, n_layers)
     priced = [(c.plan, c.estimate) for c in candidates if c.plan is not None and c.estimate is not None]
     while True:
         lives = [_Life(situation, steps, least, plan, estimate, horizon_s) for plan, estimate in priced]

@@ -20,7 +20,7 @@ from strategies.search.lifetime_value import Steps, lifetime_values
 from strategies.search.next_loss import NODE_SHARE, with_next_losses
 from strategies.search.starts import compared, with_idle
 from strategies.situation import Aim, Candidate, Protect, Situation
-from tests.planning import layer, profile, situation, unsplit, without
+from tests.planning import layer, profile, sharded, situation, unsplit, without
 
 LINK = Link(1e-5, 1e9)
 PAUSES_S = {5: 0.0, 4: 30.0, 3: 10.0, 2: 90.0, 1: 5.0, 0: 0.0}
@@ -171,6 +171,16 @@ def test_a_single_pipeline_ends_with_the_next_loss_and_comes_to_less_than_its_st
 
 
 # -- layouts and idle ranks ------------------------------------------------------------------------------------------------
+
+
+def test_two_copies_of_a_sharded_model_outlive_no_more_than_one_loss() -> None:
+    """A rank has one shard, whatever it has memory for: behind the first loss some shard has one holder."""
+    of = sharded(profile(3, 12))
+    start = situation(of, None, range(6))
+    chosen = best(initial_plan(start, "auto"))
+    assert chosen is not None
+    (value,) = lifetime_values(start, [chosen], 10 * start.seconds_to_change, Steps(start))
+    assert value.n_losses > 2 and value.n_losses - value.n_ends < 1
 
 
 def test_compared_are_the_layouts_that_the_search_prices_and_all_equal_ones() -> None:
