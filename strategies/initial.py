@@ -1,8 +1,8 @@
 """Initial, the first layout of a job: the one the user asks for, or the fastest among those that survive a loss.
 
 Consecutive workers form a pipeline, so that the copies of a stage sit on different nodes wherever they can. A single
-pipeline keeps one copy of each layer; `auto` takes it only where no other layout exists. One of the layouts that are priced
-survives the loss of any node, where there is one.
+pipeline keeps one copy of each layer; `auto` takes it only where no other layout exists, or none that survives what it
+has to. One of the layouts that are priced survives the loss of any node, where there is one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def start(situation: Situation) -> list[Proposal | Candidate]:
         n_priced = N_PRICED_OF_FEW if n_workers <= FEW_WORKERS else N_PRICED
         chosen = layouts(shapes, n_workers, n_priced, at_least, is_safe, rooms)
         chosen = chosen or layouts(shapes, n_workers, n_priced, rooms=rooms)
+        if situation.aim.n_nodes and not any(map(is_safe, chosen)):
+            chosen += [(n,) for n in range(1, min(n_workers, n_layers) + 1) if (n,) not in chosen and shapes.of(n) is not None]
     else:
         chosen = [lengths]
     rows: list[Proposal | Candidate] = []

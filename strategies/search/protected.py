@@ -47,14 +47,16 @@ def protected(
 
 
 def _exposed(situation: Situation, candidates: Iterable[Candidate]) -> list[Plan]:
-    """The best plans by price in which a layer has one holder, or one node though there are others."""
+    """The best plans by price in which a layer has one holder, or one node though there are others; where nodes have to be
+    survived the best of each number of pipelines: the fewer, the more room there is for what is kept."""
     most = n_made_into_others(len(situation.alive))
-    n_taken: Counter[str] = Counter()
+    n_taken: Counter[tuple[str, int]] = Counter()
     found = []
     priced = [(row.estimate.objective, row.plan) for row in candidates if row.estimate is not None and row.plan is not None]
     for _, plan in sorted(priced, key=lambda row: -row[0]):
-        if n_taken[plan.strategy] < most and plan.strategy != unchanged.NAME and _is_exposed(situation, plan):
-            n_taken[plan.strategy] += 1
+        kind = plan.strategy, len(plan.pipelines) if situation.aim.n_nodes else 0
+        if n_taken[kind] < most and plan.strategy != unchanged.NAME and _is_exposed(situation, plan):
+            n_taken[kind] += 1
             found.append(plan)
     return found
 

@@ -14,7 +14,7 @@ from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from perfmodel.profile import catalog
-from perfmodel.profile.profile import Profile
+from perfmodel.profile.profile import Link, Profile
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Candidate, Protect, Situation
 from tests.planning import layer, profile, situation, without
@@ -74,6 +74,19 @@ def test_pipelines_that_share_a_node_keep_layers_on_the_other_one() -> None:
     for layout in ("2x2", "1x2+1x2"):
         plan = start(job(4, ranks_per_node=2), layout, 4, Aim(survive_nodes=1, protect=Protect.AUTO))
         assert all(len({worker // 2 for worker in plan.holders[layer]}) == 2 for layer in range(4))
+
+
+def test_a_single_pipeline_is_looked_for_where_no_other_layout_survives_the_loss_of_a_node() -> None:
+    """Two have no room for what they would keep; they are faster, and there are three of them."""
+    sizes = [(100, 10, 10), (1, 10, 10), (1, 1000, 0), (100, 1000, 10), (100, 10, 10), (100, 1000, 10)]
+    rows = [
+        layer(str(i), parameter_bytes=state, gradient_bytes=1, activation_bytes=kept, output_bytes=out)
+        for i, (state, kept, out) in enumerate(sizes)
+    ]
+    of = profile(rows, 4, ranks_per_node=3, inter=Link(1e-5, 1e2), memory_bytes=2818)
+    chosen = best(initial_plan(situation(of, None, range(4), aim=Aim(survive_nodes=1)), "auto"))
+    assert chosen is not None and chosen.plan is not None and chosen.outlook is not None
+    assert len(chosen.plan.pipelines) == 1 and chosen.outlook.n_nodes == 2
 
 
 def test_what_has_two_holders_is_not_kept() -> None:
