@@ -33,6 +33,8 @@ MOST_HOSTS = 8
 """Workers that take some micro-batches of a slow one, those of the nearest pipelines: the fewer, the less there is to order."""
 MOST_STEPS = 16
 """Micro-batches that go from one pipeline to another by price, after the closed form has dealt them out."""
+MOST_TRIED = 4
+"""Pipelines with slow workers, the first and the last ones to be done, that may give or take each of these."""
 
 Row = list[Stage]
 """The stages of a pipeline."""
@@ -175,7 +177,8 @@ def _shape(situation: Situation, row: Row) -> Shape:
 
 def _steps(of: Sequence[Shape], shares: Sequence[int], slow: Sequence[int]) -> Iterator[list[int]]:
     """One micro-batch more or less for a pipeline with a slow worker; less or more for the one that is done first or last."""
-    for p in slow:
+    by_s = sorted(slow, key=lambda p: of[p].seconds(shares[p]))
+    for p in by_s if len(slow) <= 2 * MOST_TRIED else (*by_s[:MOST_TRIED], *by_s[-MOST_TRIED:]):
         others = [q for q in range(len(of)) if q != p]
         first = min(others, key=lambda q: of[q].seconds(shares[q] + 1))
         last = max(others, key=lambda q: of[q].seconds(shares[q]))

@@ -14,6 +14,7 @@ from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from perfmodel.profile.profile import Link, Profile
+from strategies import rebalance
 from strategies.building.compose import compose
 from strategies.rebalance import slow as propose
 from strategies.rebalance import split_by_speed
@@ -117,6 +118,20 @@ def test_no_other_shares_of_the_same_pipelines_are_faster(layout: str, factor: f
     )
     same = [its for its in proposed(state) if [p.stages for p in its.pipelines] == stages and not its.routes]
     assert min(step_s(state, its) for its in (plan, *same)) == pytest.approx(fewest_s)
+
+
+def test_five_times_as_many_slow_pipelines_have_no_more_plans_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent does nothing else meanwhile."""
+    priced: list[Plan] = []
+    monkeypatch.setattr(rebalance, "_step_s", lambda state, plan: priced.append(plan) or step_s(state, plan))
+    n_priced = []
+    for n_slow in (8, 40):
+        state = slowed(job(4, 256), "48x1", 48, {worker: 1.2 + 0.01 * worker for worker in range(n_slow)})
+        priced.clear()
+        fastest = min(proposed(state), key=lambda plan: step_s(state, plan))
+        assert step_s(state, fastest) < step_s(state, state.plan)  # type: ignore[arg-type]
+        n_priced.append(len(priced))
+    assert n_priced[1] <= n_priced[0]
 
 
 layers_s = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=9)
