@@ -19,6 +19,7 @@ from odyssey_cli.planning.ask import HORIZON_S, Answer, Units, ask
 from odyssey_cli.planning.predicted import stands, timeline
 from odyssey_cli.planning.starts import ask_layouts, ask_spares
 from odyssey_cli.timeline import save, terminal
+from perfmodel.worth.horizon import MOST_LOSSES
 
 
 def plan(request: PlanRequest) -> int:
@@ -30,7 +31,7 @@ def plan(request: PlanRequest) -> int:
     values.layout(request.layout)
     values.strategy(request.strategy)
     mtbf_s = values.duration_s_if_given(request.mtbf, "--mtbf")
-    horizon_s = values.duration_s_if_given(request.horizon, "--horizon") or HORIZON_S
+    given_s = values.duration_s_if_given(request.horizon, "--horizon")
     values.counts(1, {"--nodes": request.nodes, "--nproc-per-node": request.nproc_per_node})
     for file, option in ((request.svg, "--svg"), (request.trace, "--trace"), (request.change, "--change")):
         files.check_if_given(file, option)
@@ -42,6 +43,8 @@ def plan(request: PlanRequest) -> int:
     approximate = values.low_rank(request.allow_approximate)
     aim = values.aim(found.aim, request.objective, request.protect, approximate, request.survive, request.survive_nodes)
     expected = found.expected_change(mtbf_s, rate)
+    # With spares beside there are up to twice as many ranks, of which twice as many are lost.
+    horizon_s = given_s or min(HORIZON_S, MOST_LOSSES / 2 * expected.seconds)
     if request.layouts:
         start_tables.show(ask_layouts(found, request.layout, expected, aim, horizon_s), as_json=request.json)
     elif spares is not None:

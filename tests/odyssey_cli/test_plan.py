@@ -388,6 +388,16 @@ def test_nobody_comes_to_a_job_that_has_ended(folder: Path, capfd: pytest.Captur
     assert "training cannot go on" in out and "then with" not in out
 
 
+@pytest.mark.parametrize("options", [["--fail", "1"], ["--layouts"], ["--spares", "3"]])
+def test_losses_may_come_at_any_rate_where_no_horizon_is_given(
+    options: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(job_events.profile(), folder / "profile.json")
+    assert main(["plan", *options, "--mtbf", "1"]) == 0, capfd.readouterr().err
+    assert main(["plan", *options, "--mtbf", "1", "--horizon", "1d"]) == 2
+    assert capfd.readouterr().err.startswith("error: --horizon: ")
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
