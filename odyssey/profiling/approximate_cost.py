@@ -63,7 +63,7 @@ def _input_bytes(modules: Iterable[nn.Module]) -> Iterator[list[int]]:
 def _measured(module: nn.Module, value: Any, low_rank: LowRank, job_spec: JobSpec, given: list[int]) -> ApproximateCost | str:
     """`given`: see `_input_bytes`."""
     device = next(module.parameters()).device
-    inputs = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
+    inputs = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
     passes = Approximately(job_spec.sublayers, low_rank)
     forward_s, backward_s, kept_bytes, lacking = [], [], [], []

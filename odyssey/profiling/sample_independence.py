@@ -55,6 +55,8 @@ _Forward = Callable[[Any, range], list[torch.Tensor]]
 
 def layer_problem(name: str, number: int, module: nn.Module, value: Any, given: Conditions) -> str:
     """Why micro-batches have to stay whole for the sake of a layer; empty if they may be cut. `value`: its input."""
+    if found := _no_tensor(value):
+        return f"layer {name} {found}"
 
     def forward(value: Any, samples: range) -> list[torch.Tensor]:
         return flatten(module(value), number)
@@ -69,9 +71,11 @@ def layer_problem(name: str, number: int, module: nn.Module, value: Any, given: 
 
 def loss_problem(loss: Callable[[Any, Any], Any], output: Any, target: Any, given: Conditions) -> str:
     """The same for the sake of the loss, and of each metric beside it. `output`: of the last layer."""
+    if found := _no_tensor(target):
+        return f"the loss {found}"
 
     def forward(name: str | None, value: Any, samples: range) -> list[torch.Tensor]:
-        mean, metrics = with_metrics(loss(value, pytree.tree_map(lambda leaf: _rows(leaf, samples, given.n_samples), target)))
+        mean, metrics = with_metrics(loss(value, _of(samples, target, given.n_samples)))
         return [(mean if name is None else metrics[name]) * len(samples)]
 
     if found := _problem(partial(forward, None), [], output, given, is_sum=True):
@@ -113,10 +117,10 @@ def _problem(forward: _Forward, weights: Sequence[nn.Parameter], value: Any, giv
 def _run(forward: _Forward, weights: Sequence[nn.Parameter], value: Any, samples: range, given: Conditions) -> _Ran:
     """Forward and back with gradients that depend on the sample's number alone."""
     n = given.n_samples
-    value = pytree.tree_map(lambda leaf: _rows(leaf, samples, n).detach().requires_grad_(leaf.requires_grad), value)
+    value = _of(samples, value, n)
     with given.precision():
         outputs = forward(value, samples)
-    inputs = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
+    inputs = [leaf for leaf in pytree.tree_leaves(value) if leaf is not None and leaf.requires_grad]
     starts = [(output, _gradient(output, i, samples, n)) for i, output in enumerate(outputs) if output.requires_grad]
     targets: list[torch.Tensor] = [*inputs, *weights]
     gradients: Sequence[torch.Tensor | None] = [None] * len(targets)
@@ -139,8 +143,20 @@ def _has_rows(tensor: torch.Tensor, n_samples: int) -> bool:
     return tensor.dim() > 0 and tensor.shape[0] == n_samples
 
 
-def _rows(leaf: torch.Tensor, samples: range, n_samples: int) -> torch.Tensor:
-    return leaf[samples.start : samples.stop] if _has_rows(leaf, n_samples) else leaf
+def _no_tensor(value: Any) -> str:
+    """Say what is beside the tensors, if anything is: nobody but the script knows which samples that belongs to."""
+    others = [leaf for leaf in pytree.tree_leaves(value) if leaf is not None and not isinstance(leaf, torch.Tensor)]
+    return f"is given what is no tensor ({type(others[0]).__name__})" if others else ""
+
+
+def _of(samples: range, value: Any, n_samples: int) -> Any:
+    """The same value for some samples, as the beginning of a graph of its own."""
+
+    def its(leaf: torch.Tensor) -> torch.Tensor:
+        rows = leaf[samples.start : samples.stop] if _has_rows(leaf, n_samples) else leaf
+        return rows.detach().requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map_only(torch.Tensor, its, value)
 
 
 def _line_up(whole: Sequence[torch.Tensor], parts: Sequence[Sequence[torch.Tensor]], given: Conditions) -> bool:

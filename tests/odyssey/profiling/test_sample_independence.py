@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import UserDict
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,44 @@ def test_a_whole_model_is_what_its_layers_are(variant: str, dtype: torch.dtype, 
         value = torch.utils._pytree.tree_map(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad), layer(value))
     found.append(loss_problem(models.loss_for(variant), value, target, GIVEN))
     assert found == [f"layer {i} draws random numbers" if dropout and 0 < i < 5 else "" for i in range(6)] + [""]
+
+
+class OfABatch(nn.Module):
+    """The first layer of a job whose batches are of a form of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.linear(batch["x"])
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (None, ""),
+        (torch.ones(()), ""),
+        ("name", "str"),
+        (["a", "b", "c", "d"], "str"),
+        (3, "int"),
+        (UserDict(y=torch.ones(N)), "UserDict"),
+    ],
+    ids=str,
+)
+def test_micro_batches_with_parts_that_are_no_tensors_stay_whole(other: Any, says: str) -> None:
+    def loss(output: Tensor, target: Any) -> Tensor:
+        return (output - target["x"]).square().mean()
+
+    batch = {"x": value(), "other": other}
+    found = layer_problem("it", 0, OfABatch(), batch, GIVEN), loss_problem(loss, value(), batch, GIVEN)
+    behind = f"is given what is no tensor ({says})"
+    assert found == ((f"layer it {behind}", f"the loss {behind}") if says else ("", ""))
+
+
+@pytest.mark.parametrize("target", [None, torch.ones(N)], ids=["None", "a tensor"])
+def test_a_loss_without_a_target_may_be_cut(target: Any) -> None:
+    assert loss_problem(lambda output, target: output.square().mean(), value(), target, GIVEN) == ""
 
 
 def test_looking_leaves_no_gradient_and_no_random_number_behind() -> None:

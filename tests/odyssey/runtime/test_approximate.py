@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -207,6 +208,22 @@ def frozen_attention() -> nn.Module:
 )
 def test_what_has_no_approximate_backward_says_why(build: Callable[[], nn.Module], why: str) -> None:
     assert approximate_cost(build().double(), given()[0], LowRank(), SPEC) == why
+
+
+class First(nn.Module):
+    """A block that is given a batch of the script's own form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = block()
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.block(batch["x"])
+
+
+def test_a_first_layer_has_one_whatever_is_in_its_batch_beside_tensors() -> None:
+    batch = {"x": given()[0], "names": ["a", "b"], "none": None}
+    assert isinstance(approximate_cost(First(), batch, LowRank(), SPEC), ApproximateCost)
 
 
 def test_attention_that_layers_share_has_none() -> None:
