@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
+from odyssey.model.state_shard import StateShard
 from odyssey.plan.approximation import LowRank
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.worker import Worker
@@ -79,8 +81,7 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
     alone_s = _alone_s(order.chain, stage, copies, inputs, job_spec, groups)
     why_uncut = uncut(stage, copies, inputs, value if is_last else None, job_spec)
     timings = _timings(stage, copies, inputs, job_spec, N_REPEATS)
-    shared = [p for number in copies.shards if number >= len(copies.layers) for p in copies.parameters_of(number).values()]
-    costs = tuple(timing.with_approximate(timing.cost(), order.low_rank, job_spec, shared) for timing in timings)
+    costs = tuple(timing.with_approximate(timing.cost(), order.low_rank, job_spec) for timing in timings)
     slowdown = None
     if len(order.chain) > 1:
         longest = max(timings, key=_Timings.seconds)
@@ -89,7 +90,7 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
         loss_s = _measure_loss(job_spec, value, on_device(job_spec.first_micro_batch()[1], model.device))
     plan = trial_plan(order.generation, order.chain, job_spec.spec)
     tried = try_steps(plan, worker, copies, job_spec, backend, groups, (*before, *boundaries))
-    states_bytes = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in costs)
+    states_bytes = sum(map(_state_bytes, copies.shards.values()))
     return Measured(
         generation=order.generation,
         costs=costs,
@@ -141,8 +142,9 @@ def _arrived(message: Any, device: torch.device) -> Any:
 def _timings(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec, n_repeats: int) -> list[_Timings]:
     """What each layer of the stage takes. Rounds go through all layers forward and back, as a step does: a layer that was
     measured over and over by itself would find its weights in the cache each time."""
+    shared = [p for number in model.shards if number >= len(model.layers) for p in model.parameters_of(number).values()]
     timings = [
-        _Timings(layer, model.layers[layer], value, job_spec.optimizer, model.device)
+        _Timings(layer, model.layers[layer], value, job_spec.optimizer, model.device, shared)
         for layer, value in zip(stage.layers, inputs, strict=True)
     ]
     for _ in range(n_repeats + 1):  # the first round warms up
@@ -202,13 +204,23 @@ def uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec: 
 
 
 class _Timings:
-    """One layer's rounds: seconds of each part, and the bytes that its backward keeps."""
+    """One layer's rounds: seconds of each part, and the bytes that its backward keeps. `shared`: parameters of ties, whose
+    bytes are counted in none of the layers."""
 
-    def __init__(self, layer: int, module: nn.Module, value: Any, optimizer: OptimizerFactory, device: torch.device) -> None:
+    def __init__(
+        self,
+        layer: int,
+        module: nn.Module,
+        value: Any,
+        optimizer: OptimizerFactory,
+        device: torch.device,
+        shared: Sequence[nn.Parameter],
+    ) -> None:
         self._layer = layer
         self._module = module
         self._value = value
         self._device = device
+        self._shared = shared
         leaves = pytree.tree_leaves(value)  # of a batch of the script's own form anything
         self._inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -261,13 +273,11 @@ class _Timings:
         self.forward(autocast)
         self.backward()
 
-    def with_approximate(
-        self, cost: LayerCost, low_rank: LowRank | None, job_spec: JobSpec, shared: Sequence[nn.Parameter]
-    ) -> LayerCost:
+    def with_approximate(self, cost: LayerCost, low_rank: LowRank | None, job_spec: JobSpec) -> LayerCost:
         """And its approximate backward, where that is asked for."""
         if low_rank is None:
             return cost
-        approximate = approximate_cost(self._module, self._value, low_rank, job_spec, shared)
+        approximate = approximate_cost(self._module, self._value, low_rank, job_spec, self._shared)
         return msgspec.structs.replace(cost, approximate=approximate)
 
     def seconds(self) -> float:
@@ -277,7 +287,7 @@ class _Timings:
     def cost(self) -> LayerCost:
         median_s = {name: statistics.median(seconds[1:]) for name, seconds in self._seconds.items()}
         input_s = min(median_s["input"], median_s["both"]) if self._inputs else 0.0
-        state = self._optimizer.state.values() if self._optimizer is not None else ()
+        shared = set(map(id, self._shared))
         return LayerCost(
             layer=self._layer,
             forward_s=median_s["forward"],
@@ -285,11 +295,22 @@ class _Timings:
             weight_gradient_s=median_s["both"] - input_s,
             halves_s=median_s["halves"] if self._inputs and self._weights else 0.0,
             optimizer_s=median_s["step"],
-            parameter_bytes=sum(map(size_bytes, self._module.parameters())),
-            optimizer_bytes=sum(size_bytes(t) for values in state for t in values.values() if isinstance(t, torch.Tensor)),
+            parameter_bytes=sum(size_bytes(p) for p in self._module.parameters() if id(p) not in shared),
+            optimizer_bytes=_optimizer_bytes(self._optimizer, shared),
             activation_bytes=self._activation_bytes,
             output_bytes=sum(map(size_bytes, self._output)),
         )
+
+
+def _optimizer_bytes(optimizer: Optimizer | None, without: Collection[int] = ()) -> int:
+    """What it keeps. `without`: of these parameters, by their ids."""
+    states = () if optimizer is None else [its for key, its in optimizer.state.items() if id(key) not in without]
+    return sum(size_bytes(value) for state in states for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _state_bytes(shard: StateShard) -> int:
+    """What it takes behind a step: parameters, their gradients, and what its optimizer keeps."""
+    return 2 * sum(map(size_bytes, shard.named.values())) + _optimizer_bytes(shard.optimizer)
 
 
 def _measure_loss(job_spec: JobSpec, value: Any, target: Any) -> float:
