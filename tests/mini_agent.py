@@ -153,9 +153,9 @@ class MiniAgent:
         cuts = [len(model.layers) * i // len(workers) for i in range(len(workers) + 1)]
         self.order(Measure(0, tuple(Stage(i, cuts[i], cuts[i + 1]) for i in workers)))
         measured = self.wait(Measured, *workers)
-        self._profile = merge(
-            model, [measured[i] for i in workers], ranks_per_node=1, nodes_per_host=8, cores=None, model_name="train"
-        )
+        reports = [measured[i] for i in workers]
+        places = {"ranks_per_node": 1, "nodes_per_host": 8}
+        self._profile = merge(model, reports, [0] * len(reports), **places, cores=None, model_name="train")
 
     def pause(self) -> dict[int, Paused]:
         """The next generation: nobody communicates any more."""

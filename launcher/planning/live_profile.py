@@ -17,7 +17,7 @@ from odyssey import control_group
 from odyssey.plan.form import form_of
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan
-from odyssey.plan.worker import Rank, Worker, ranks_of
+from odyssey.plan.worker import Rank, Worker, ranks_of, worker_of
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.protocol.reports import Committed, Hello, Measured, OpTimes
 from odyssey.protocol.trial import trial_plan
@@ -141,6 +141,7 @@ class LiveProfile:
         merged = merge(
             model,
             reports,
+            [self._node_of[worker] // self._options.n_nodes for worker in map(worker_of, self._reports)],
             ranks_per_node=self._options.n_ranks_per_node,
             nodes_per_host=self._options.n_nodes,
             cores=control_group.n_processors() if model.device == "cpu" else None,

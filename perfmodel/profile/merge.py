@@ -1,7 +1,8 @@
 """From what ranks measured to the Profile of the job.
 
 A layer measured by several ranks gets the median. What nobody measured is a ProfileError, never 0; only what a profile run
-cannot measure has a stated default here, which real steps replace (perfmodel/refine.py).
+cannot measure has a stated default here, some of which real steps replace (perfmodel/refine.py). Links within hosts, or between
+them, are taken to be as the others where the chain has none.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ MOST_CROWDED = 2.0
 MOVE_BYTE_S = 1e-9
 """Default for a byte of state that moves, where no two ranks have moved any."""
 LONE_LINK = Link(1e-4, 1e9)
-"""Default for a link that no two ranks of the job use."""
+"""Default for all links where one rank has measured alone."""
 HELP = "measure it again with `odyssey profile train.py`"
 
 
 def merge(
     model: ModelSpec,
     measured: Sequence[Measured],
+    hosts: Sequence[int],
     *,
     ranks_per_node: int,
     nodes_per_host: int,
     cores: int | None,
     model_name: str,
 ) -> Profile:
-    """The profile of `model`. `measured`: the answers of all ranks of the chain, in the chain's order (rank order).
+    """The profile of `model`. `measured`: the answers of the chain's ranks, in its order; `hosts`: on which each of them is.
 
     Raises ProfileError naming a layer or link without a measurement.
     """
@@ -53,10 +55,9 @@ def merge(
     losses = [report.loss_s for report in measured if report.loss_s is not None]
     if not losses:
         raise ProfileError(f"{model_name}: loss_s has no measurement", HELP)
-    intra, inter = _links(measured, ranks_per_node * nodes_per_host)
-    n_ranks = len(measured)
-    slowest = max(intra.latency_s, inter.latency_s) if n_ranks > ranks_per_node * nodes_per_host else intra.latency_s
-    crowding, crowded = _crowding(measured, cores, min(n_ranks, ranks_per_node * nodes_per_host))
+    intra, inter = _links(measured, hosts)
+    n_ranks, slowest = len(measured), max(intra.latency_s, inter.latency_s)
+    crowding, crowded = _crowding(measured, cores, hosts.count(hosts[-1]))
     return Profile(
         model=model_name,
         micro_batch=model.micro_batch,
@@ -173,13 +174,13 @@ def _approximate(costs: Sequence[ApproximateCost | str], crowded: float) -> Appr
     )
 
 
-def _links(measured: Sequence[Measured], ranks_per_host: int) -> tuple[Link, Link]:
+def _links(measured: Sequence[Measured], hosts: Sequence[int]) -> tuple[Link, Link]:
     """Median links within and between hosts; the i-th report measured the link from the i-th to the next."""
     kinds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for i, report in enumerate(measured[:-1]):
         if report.latency_s is None or report.bandwidth is None:
-            raise ProfileError(f"the link from rank {i} to its successor has no measurement", HELP)
-        kinds[i // ranks_per_host == (i + 1) // ranks_per_host].append((report.latency_s, report.bandwidth))
+            raise ProfileError(f"the link from place {i} of the chain to the next has no measurement", HELP)
+        kinds[hosts[i] == hosts[i + 1]].append((report.latency_s, report.bandwidth))
     found = {
         same_host: Link(median(latency for latency, _ in links), median(bandwidth for _, bandwidth in links))
         for same_host, links in kinds.items()

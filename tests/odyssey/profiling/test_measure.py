@@ -104,7 +104,7 @@ def test_what_layers_share_is_counted_in_none_of_them_and_once_among_what_a_rank
     assert [(cost.parameter_bytes, cost.optimizer_bytes) for cost in report.costs] == [(0, 0), (own, own), (0, 0)]
     assert report.runtime_bytes == 10**9 - (own + shared) - 3 * (own + shared), "the model as built, and what has been trained"
     places = {"ranks_per_node": 1, "nodes_per_host": 1, "cores": 1}
-    costs = Costs(merge(spec.spec, [report], **places, model_name="tied"))
+    costs = Costs(merge(spec.spec, [report], [0], **places, model_name="tied"))
     assert costs.move_bytes == (2 * shared, 2 * own, 2 * shared), "weights, and their momentum"
     state_bytes = [Memory(costs).peak(frozenset(held), 0, 0) - report.runtime_bytes for held in ([0], [1], [0, 1, 2])]
     assert state_bytes == [3 * shared, 3 * own, 3 * (own + shared)], "and their gradients"

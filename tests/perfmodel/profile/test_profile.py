@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -53,9 +54,9 @@ def measured(layers: list[LayerCost], *, last: bool = False, latency_s: float = 
     )
 
 
-def merged(reports: list[Measured], **places: int) -> Profile:
-    where = {"ranks_per_node": 8, "nodes_per_host": 1, **places}
-    return merge(MODEL, reports, cores=None, model_name="toy", **where)
+def merged(reports: list[Measured], hosts: Sequence[int] | None = None) -> Profile:
+    where = [0] * len(reports) if hosts is None else hosts
+    return merge(MODEL, reports, where, ranks_per_node=8, nodes_per_host=1, cores=None, model_name="toy")
 
 
 def test_what_ranks_measured_becomes_a_profile() -> None:
@@ -79,7 +80,7 @@ def test_what_ranks_measure_together_they_would_do_alone_in_less(
     reports = [measured([cost(i)], last=i == 2) for i in range(3)][-n_ranks:]
     reports[0] = msgspec.structs.replace(reports[0], costs=tuple(cost(i) for i in range(4 - n_ranks)))
     reports[-1] = msgspec.structs.replace(reports[-1], crowding=found)
-    of = merge(MODEL, reports, ranks_per_node=8, nodes_per_host=1, cores=cores, model_name="toy")
+    of = merge(MODEL, reports, [0] * n_ranks, ranks_per_node=8, nodes_per_host=1, cores=cores, model_name="toy")
     assert of.cluster.crowding == pytest.approx(crowding)
     assert [x.forward_s for x in of.layers] == pytest.approx([alone_s] * 3)
     assert [x.optimizer_s for x in of.layers] == pytest.approx([0.5 * alone_s] * 3)
@@ -109,15 +110,21 @@ def test_a_byte_that_moves_takes_what_the_first_ranks_measured_or_the_stated_def
     assert merged([msgspec.structs.replace(reports[0], move_byte_s=2e-9), reports[1]]).recovery.move_byte_s == 2e-9
 
 
-def test_links_within_and_between_hosts_are_told_apart() -> None:
-    reports = [
-        measured([cost(0)], latency_s=0.1),
-        measured([cost(1)], latency_s=0.9),
-        measured([cost(2)], latency_s=0.1),
-        measured([cost(2)], last=True),
-    ]
-    of = merged(reports, ranks_per_node=2)
-    assert of.cluster.intra_host.latency_s == 0.1 and of.cluster.inter_host.latency_s == 0.9
+@pytest.mark.parametrize(
+    ("latencies_s", "hosts", "intra_s", "inter_s"),
+    [
+        ((0.1, 0.9, 0.1), (0, 0, 1, 1), 0.1, 0.9),
+        ((0.9, 0.1, 0.1), (0, 1, 1, 1), 0.1, 0.9),
+        ((0.1, 0.1, 0.1), (0, 0, 0, 0), 0.1, 0.1),
+        ((0.9, 0.9, 0.9), (0, 1, 2, 3), 0.9, 0.9),
+    ],
+)
+def test_links_within_and_between_hosts_are_told_apart(
+    latencies_s: tuple[float, ...], hosts: tuple[int, ...], intra_s: float, inter_s: float
+) -> None:
+    reports = [measured([cost(i)], latency_s=latency_s) for i, latency_s in enumerate(latencies_s)]
+    cluster = merged([*reports, measured([cost(2)], last=True)], hosts).cluster
+    assert (cluster.intra_host.latency_s, cluster.inter_host.latency_s) == (intra_s, inter_s)
 
 
 def test_one_rank_alone_needs_no_link() -> None:
@@ -131,7 +138,7 @@ def test_one_rank_alone_needs_no_link() -> None:
         ([measured([cost(0)]), measured([cost(2)], last=True)], "layers 1 have no measurement"),
         ([measured([cost(0), cost(1), cost(2)])], "loss_s has no measurement"),
         ([measured([cost(0), cost(1), cost(2, 0.0)], last=True)], r"layers\[2\].forward_s: expected a number > 0, got 0"),
-        ([measured([cost(0), cost(1)], last=True), measured([cost(2)], last=True)], "link from rank 0"),
+        ([measured([cost(0), cost(1)], last=True), measured([cost(2)], last=True)], "link from place 0"),
     ],
 )
 def test_a_missing_measurement_is_an_error_and_never_zero(reports: list[Measured], says: str) -> None:
