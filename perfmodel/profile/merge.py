@@ -22,7 +22,7 @@ OP_OVERHEAD_S = 30e-6
 MOST_HALVES = 2.0
 """The halves of a backward do nothing more than twice."""
 MOST_CROWDED = 2.0
-"""What is measured above is some other user of the machine."""
+"""What is measured above, or would be with all cores of a host, is some other user of the machine."""
 MOVE_BYTE_S = 1e-9
 """Default for a byte of state that moves, where no two ranks have moved any."""
 LONE_LINK = Link(1e-4, 1e9)
@@ -136,7 +136,7 @@ def _crowding(measured: Sequence[Measured], cores: int | None, n_on_host: int) -
     if cores is None or n_active < 2 or found is None:
         return 1.0, 1.0
     crowded = min(max(1.0, found), MOST_CROWDED)
-    return 1 + (crowded - 1) * (cores - 1) / (n_active - 1), crowded
+    return min(1 + (crowded - 1) * (cores - 1) / (n_active - 1), MOST_CROWDED), crowded
 
 
 def _layer(model: ModelSpec, index: int, costs: Sequence[LayerCost], crowded: float) -> LayerProfile:

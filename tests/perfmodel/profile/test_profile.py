@@ -71,7 +71,14 @@ def test_what_ranks_measured_becomes_a_profile() -> None:
 
 @pytest.mark.parametrize(
     ("n_ranks", "cores", "found", "crowding", "alone_s"),
-    [(2, 2, 1.25, 1.25, 0.8), (2, 3, 1.25, 1.5, 0.8), (3, 2, 1.25, 1.25, 0.8), (2, 2, 0.9, 1.0, 1.0), (2, 2, 9.0, 2.0, 0.5)],
+    [
+        (2, 2, 1.25, 1.25, 0.8),
+        (2, 3, 1.25, 1.5, 0.8),
+        (3, 2, 1.25, 1.25, 0.8),
+        (2, 2, 0.9, 1.0, 1.0),
+        (2, 2, 9.0, 2.0, 0.5),
+        (2, 64, 1.25, 2.0, 0.8),
+    ],
 )
 def test_what_ranks_measure_together_they_would_do_alone_in_less(
     n_ranks: int, cores: int, found: float, crowding: float, alone_s: float
