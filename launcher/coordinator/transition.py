@@ -8,7 +8,7 @@ is sound is chosen; all ranks build its groups and move states; when they agree 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import partial
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.proof import prove
 from odyssey.plan.rest import Rest, rest_of_step
-from odyssey.plan.worker import Rank
+from odyssey.plan.worker import Rank, Worker
 from odyssey.protocol.orders import Go, Pause, Prepare
 from odyssey.protocol.reports import CannotGoOn, Paused, Ready
 from odyssey.protocol.units import Position, Result, is_next
@@ -131,7 +131,8 @@ def _wait_as_at_first(job: JobState) -> Actions:
 
 
 def measure(job: JobState) -> Actions:
-    """One chain over as many ranks as there are layers at most, in even parts: every layer is measured once."""
+    """One chain over as many ranks as there are layers at most, of several hosts if there are any, in even parts: every layer
+    is measured once."""
     job.status = Status.MEASURING
     n_layers = len(job.model.layers)
     workers = sorted(WORKERS.all_of(job.members))
@@ -143,10 +144,20 @@ def measure(job: JobState) -> Actions:
         return SetDeadline(None), StartMeasure(
             job.world.generation, tuple(Stage(worker, shard, shard + 1) for shard, worker in enumerate(by_shard))
         )
-    workers = workers[:n_layers]
+    workers = _of_several_hosts(job, workers, min(n_layers, len(workers)))
     cuts = [n_layers * i // len(workers) for i in range(len(workers) + 1)]
     chain = tuple(Stage(worker, cuts[i], cuts[i + 1]) for i, worker in enumerate(workers))
     return SetDeadline(None), StartMeasure(job.world.generation, chain)
+
+
+def _of_several_hosts(job: JobState, workers: Sequence[Worker], n: int) -> list[Worker]:
+    """The first `n` of these, but where the first host has more than half of them others take their places as far as there are
+    any: a link between hosts is to be measured as well."""
+    homes = [job.world.homes.get(WORKERS.ranks_of(worker)[0]) for worker in workers]
+    own = [worker for worker, home in zip(workers, homes, strict=True) if home == homes[0]]
+    others = [worker for worker, home in zip(workers, homes, strict=True) if home != homes[0]]
+    n_others = max(n - len(own), min(n // 2, len(others)))
+    return own[: n - n_others] + others[:n_others]
 
 
 # -- plan --------------------------------------------------------------------------------------------------------------
