@@ -127,8 +127,7 @@ class Job:
         connection = joining.connection()
         if isinstance(layers, nn.Module) or not callable(layers):
             raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
-        batches = Batches(data, global_batch, micro_batch, seed, pairs_by(collate), num_workers, sampler)
-        batches.check()
+        batches = Batches(data, global_batch, micro_batch, seed, pairs_by(collate), num_workers, sampler).checked()
         self._begin(
             connection,
             Model(layers, optimizer, scheduler, joining.device_of(device), seed),
@@ -157,7 +156,7 @@ class Job:
     ) -> Job:
         """See `odyssey.resilient` (own_model.py)."""
         connection = joining.connection()
-        batches.check()
+        batches = batches.checked()
         job = cls.__new__(cls)
         job._begin(
             connection,

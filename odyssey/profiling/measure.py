@@ -53,8 +53,7 @@ NOT_SAID = "the script does not say that samples are independent (Job(independen
 
 def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, backend: Backend, groups: Groups) -> Measured:
     """This rank's part of the chain. Raises Cut when communication ends, JobError for layers that cannot be trained."""
-    n_samples = min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
-    autocast = job_spec.autocast
+    n_samples, autocast = job_spec.spec.micro_batch, job_spec.autocast
     started_s = time.monotonic()
     groups.build()
     group_s = time.monotonic() - started_s
@@ -182,7 +181,7 @@ def uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec: 
     """Why micro-batches have to stay whole. `output`: of the last layer, where that is here: then the loss counts as well."""
     if not job_spec.independent_samples:
         return NOT_SAID
-    autocast, n_samples = job_spec.autocast, min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
+    autocast, n_samples = job_spec.autocast, job_spec.spec.micro_batch
     if n_samples == 1:
         return "they have one sample"
     if job_spec.collating_draws:

@@ -43,8 +43,8 @@ class Batches(NamedTuple):
     sampler: Iterable[int] | None = None
     """The script's own order."""
 
-    def check(self) -> None:
-        """Raises JobError for what cannot be meant."""
+    def checked(self) -> Batches:
+        """The same, with micro-batches that are no larger than a step. Raises JobError for what cannot be meant."""
         for name, value in (("global_batch", self.global_batch), ("micro_batch", self.micro_batch)):
             if not isinstance(value, int) or value < 1:
                 raise JobError(f"{name} is {value!r}", "give the number of samples, at least 1")
@@ -56,6 +56,7 @@ class Batches(NamedTuple):
         if data is None and self.sampler is not None:
             what = f"data is a {type(self.data).__name__}, which has an order of its own"
             raise JobError(what, "leave sampler out, or give a map-style dataset, with data[i] and len(data)")
+        return self._replace(micro_batch=min(self.micro_batch, self.global_batch))
 
     def samples(self) -> Samples:
         """A first look at them. Raises JobError for samples that are other ones each time."""
@@ -73,11 +74,11 @@ class Batches(NamedTuple):
         sampler = Sampler(len(data), self.seed) if self.sampler is None else GivenSampler(self.sampler, self.seed)
         told = "" if self.sampler is None else packing.digest(sampler.ids(0, sampler.n_samples))
 
-        its_collating_draws = collating_draws(data, min(self.micro_batch, self.global_batch), collate)
+        its_collating_draws = collating_draws(data, self.micro_batch, collate)
         is_random = draws_random_numbers(data, 0) or its_collating_draws
 
         def first() -> Any:
-            sample_ids = sampler.ids(0, min(self.micro_batch, self.global_batch))
+            sample_ids = sampler.ids(0, self.micro_batch)
             return fetch(data, sample_ids, [*sample_ids, len(data)], collate)
 
         source = MapStyle(data, sampler, self, collate, is_random=is_random, num_workers=num_workers)

@@ -33,25 +33,24 @@ def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: 
     except Exception as error:
         what = f"data cannot be copied: {error}"
         raise JobError(what, "let it open files and connections in __iter__; each split of it is read from a copy") from error
-    n = min(micro_batch, global_batch)
     split, is_random = _Watched(stream, 0), False
     with draws.apart() as generators:
         samples = []
-        for i in range(n):
+        for i in range(micro_batch):
             samples.append(split.sample(i, 0, generators, lambda: None))
             is_random = generators.have_drawn(stream.seed_of(0, i)) or is_random
         stream = split.stream
-        generators.seed(seed := stream.collate_seed(0, range(n)))
-        first = collate(samples, [f"sample {i} of {stream.name(0)}" for i in range(n)])
+        generators.seed(seed := stream.collate_seed(0, range(micro_batch)))
+        first = collate(samples, [f"sample {i} of {stream.name(0)}" for i in range(micro_batch)])
         collating_draws = generators.have_drawn(seed)
         stream = stream._replace(is_random=is_random or collating_draws)
-        again = Splits(stream, collate).read(Order(0, range(n), 0, {}), lambda: None).micro_batch
+        again = Splits(stream, collate).read(Order(0, range(micro_batch), 0, {}), lambda: None).micro_batch
         if digest(again) != digest(first):
             what = "data gives other samples when it is iterated over again"
             raise JobError(
                 what, "let them depend on torch's, numpy's and random's own generators only, and on set_epoch(epoch)"
             )
-        stream = _with_state(split, stream, n, generators)
+        stream = _with_state(split, stream, micro_batch, generators)
     return Look(stream, first, digest((stream.is_divided, stream.has_state, first)), collating_draws)
 
 

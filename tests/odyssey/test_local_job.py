@@ -67,6 +67,14 @@ def test_a_saved_job_goes_on_as_if_it_had_not_stopped(tmp_path, variant):
     assert [step.loss for step in taken.steps(6)] == expected
 
 
+def test_a_micro_batch_that_is_larger_than_a_step_is_the_whole_step():
+    """All that is measured and priced is of a micro-batch that there can be."""
+    job = odyssey.Job(**arguments("mlp", global_batch=4, micro_batch=16))
+    losses = [step.loss for step in job.steps(2)]
+    assert job.plan.micro_batch == job._session._engine.computation.job_spec.spec.micro_batch == 4
+    assert losses == [step.loss for step in odyssey.Job(**arguments("mlp", global_batch=4, micro_batch=4)).steps(2)]
+
+
 def test_a_step_and_an_evaluation_are_means_of_what_micro_batches_weigh():
     def weight(target):
         return target.abs().sum()

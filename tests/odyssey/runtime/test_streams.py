@@ -42,9 +42,7 @@ class Pairs:
 
 
 def prefetcher(data: Any, num_workers: int = 0, micro_batch: int = MICRO_BATCH) -> Prefetcher:
-    batches = Batches(data, GLOBAL_BATCH, micro_batch, SEED, num_workers=num_workers)
-    batches.check()
-    return batches.samples().prefetcher()
+    return Batches(data, GLOBAL_BATCH, micro_batch, SEED, num_workers=num_workers).checked().samples().prefetcher()
 
 
 def expected(kind: str, step: int, positions: range) -> list[int]:
