@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -113,10 +112,10 @@ def low_rank(allowed: bool, rank: int | None = None, refresh_steps: int | None =
 
 
 def failure_rate(number: float) -> float:
-    """Losses per node-day."""
-    if not 0 < number < math.inf:
+    """Losses per node-day, so many that their squares can be computed with."""
+    if not 1e-9 <= number <= 1e6:
         raise UsageError(
-            f"--failure-rate: expected losses per node-day, got {number:g}",
+            f"--failure-rate: expected 1e-9 to 1e6 losses per node-day, got {number:g}",
             "measured are 0.0008 to 0.04; the default is 0.0065",
         )
     return number
