@@ -23,13 +23,13 @@ from msgspec.structs import replace
 from odyssey.codec import field_first
 from odyssey.errors import ProfileError
 from odyssey.plan.approximation import ApproximateCost
-from perfmodel.profile.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery, read
+from perfmodel.profile.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery, check_numbers, read
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
 """A number of what takes a value each in memory: layers and ranks."""
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Precision(msgspec.Struct, frozen=True):
@@ -136,12 +136,14 @@ def load_job(path_or_name: str | Path) -> ConfiguredJob:
         model_name, _, cluster_name = text.partition("@")
         cluster = _read(cluster_name, "clusters", ClusterFile)
         profile = analytic(_read(model_name, "models", ModelFile), cluster, 4 * cluster.n_ranks, 1)
+        check_numbers(profile, text, _compare("models"))
         return ConfiguredJob(text, profile, "auto", cluster.n_ranks)
     job = _read(text, "", JobFile)
     cluster = _read(job.cluster, "clusters", ClusterFile)
     asked = {"precision": job.precision, "checkpointing": job.checkpointing}
     model = replace(_read(job.model, "models", ModelFile), **{name: value for name, value in asked.items() if value})
     profile = analytic(model, cluster, job.global_batch, job.micro_batch)
+    check_numbers(profile, text, _compare(""))
     return ConfiguredJob(Path(text).name.removesuffix(".yaml").removesuffix(".yml"), profile, job.layout, cluster.n_ranks)
 
 
@@ -285,6 +287,10 @@ def _root() -> Path:
     return Path(configs.__file__).parent
 
 
+def _compare(folder: str) -> str:
+    return f"compare it with those in {_root() / folder}"
+
+
 def _read(path_or_name: str, folder: str, kind: type[T]) -> T:
     path = Path(path_or_name)
     if path.suffix not in (".yaml", ".yml"):
@@ -293,10 +299,10 @@ def _read(path_or_name: str, folder: str, kind: type[T]) -> T:
             what = folder.rstrip("s") or "job"
             known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
             raise ProfileError(f"no {what} is called {path_or_name!r}", f"give a YAML file, or one of: {known}")
-    help = f"compare it with those in {_root() / folder}"
+    help = _compare(folder)
     no_zero = "each holder of a layer keeps all of its optimizer state, to recover from: docs/internals/performance-model.md"
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+        found = msgspec.yaml.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}", "give the path of a YAML file") from None
     except msgspec.ValidationError as error:
@@ -305,3 +311,5 @@ def _read(path_or_name: str, folder: str, kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         why = " ".join(str(error).replace('in "<byte string>",', "at").split())  # PyYAML takes several lines for it
         raise ProfileError(f"{path}: not YAML: {why}", help) from None
+    check_numbers(found, str(path), help)
+    return found

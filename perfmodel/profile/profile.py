@@ -245,9 +245,7 @@ def read(path: Path) -> Profile:
         raise ProfileError(f"{path}: {error.strerror}", "measure one with `odyssey profile train.py`") from None
     except Malformed as error:
         raise ProfileError(f"{path}: {field_first(str(error))}", _AGAIN) from None
-    for field, value in _numbers(msgspec.to_builtins(profile), ""):
-        if value != 0 and not LEAST <= abs(value) <= (MOST_COUNTED if isinstance(value, int) else 1 / LEAST):
-            raise ProfileError(f"{path}: {field}: no cluster has {value:g}", _AGAIN)
+    check_numbers(profile, str(path), _AGAIN)
     n_layers = len(profile.layers)
     for i, tie in enumerate(profile.ties):
         if len(tie) < 2 or not all(0 <= layer < n_layers for layer in tie):
@@ -258,6 +256,13 @@ def read(path: Path) -> Profile:
         expected, got = len(profile.ties), len(profile.tie_bytes)
         raise ProfileError(f"{path}: tie_bytes: expected a size for each of {expected} ties, got {got}", _AGAIN)
     return profile
+
+
+def check_numbers(value: msgspec.Struct, name: str, help: str) -> None:
+    """Raise ProfileError for a number that nothing can be computed with; it names the field, and what that is of by `name`."""
+    for field, number in _numbers(msgspec.to_builtins(value), ""):
+        if number != 0 and not LEAST <= abs(number) <= (MOST_COUNTED if isinstance(number, int) else 1 / LEAST):
+            raise ProfileError(f"{name}: {field}: no cluster has {number:g}", help)
 
 
 def _numbers(value: object, path: str) -> Iterator[tuple[str, int | float]]:

@@ -167,6 +167,28 @@ def test_more_than_fits_in_memory_is_refused(folder: Path, file: str, text: str,
     assert code == ExitCode.USAGE and error == f"{file}: {field}: expected `int` <= 1000000"
 
 
+@pytest.mark.parametrize(
+    ("file", "line", "error"),
+    [
+        ("cluster.yaml", "memory_gb: .inf", "cluster.yaml: memory_gb: no cluster has inf"),
+        ("cluster.yaml", "memory_gb: 1.0e+300", "cluster.yaml: memory_gb: no cluster has 1e+300"),
+        ("cluster.yaml", "memory_gb: 1.0e+12", "job.yaml: cluster.memory_bytes: no cluster has 1e+21"),
+        ("cluster.yaml", "runtime_gb: .inf", "cluster.yaml: runtime_gb: no cluster has inf"),
+        ("cluster.yaml", "op_overhead_s: .inf", "cluster.yaml: op_overhead_s: no cluster has inf"),
+        ("cluster.yaml", "memory_bandwidth: .inf", "cluster.yaml: memory_bandwidth: no cluster has inf"),
+        ("cluster.yaml", "recovery: {detect_s: .inf}", "cluster.yaml: recovery.detect_s: no cluster has inf"),
+        ("model.yaml", "hidden: 999999999", "job.yaml: layers[1].parameter_bytes: no cluster has 2.4e+19"),
+    ],
+)
+def test_what_nothing_can_be_computed_with_is_refused(folder: Path, file: str, line: str, error: str) -> None:
+    key = line.partition(":")[0]
+    for name, text in {"model.yaml": MODEL, "cluster.yaml": CLUSTER, "job.yaml": JOB}.items():
+        lines = [one for one in text.splitlines() if name != file or not one.startswith(f"{key}:")]
+        lines += [line] if name == file else []
+        (folder / name).write_text("\n".join(lines).replace("MODEL", "model.yaml").replace("CLUSTER", "cluster.yaml"))
+    assert is_about("job.yaml") == (ExitCode.USAGE, error)
+
+
 @WITHIN
 @given(data=st.data())
 def test_odd_flags_are_answered_or_one_error(folder: Path, data: st.DataObject) -> None:
