@@ -23,12 +23,21 @@ from msgspec.structs import replace
 from odyssey.codec import field_first
 from odyssey.errors import ProfileError
 from odyssey.plan.approximation import ApproximateCost
-from perfmodel.profile.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery, check_numbers, read
+from perfmodel.profile.profile import (
+    ANY_WAY,
+    AllReduce,
+    Cluster,
+    Count,
+    Few,
+    LayerProfile,
+    Link,
+    Profile,
+    Recovery,
+    check_numbers,
+    read,
+)
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-Few = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
-"""A number of what takes a value each in memory: layers and ranks."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -20,6 +20,9 @@ from odyssey.protocol.model_spec import UNCUT, Boundary, LayerSpec
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Few = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+"""A number of what takes a value each in memory: layers and ranks."""
 
 
 class LayerProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,9 +83,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reduces gradients, over what it takes else; `crowding`: the processor time of a computation while all cores of its host
     compute, over that while no other one does. Both are 1 in cluster files, where nobody has measured them."""
 
-    ranks_per_node: Annotated[int, msgspec.Meta(ge=1)]
-    nodes_per_host: Annotated[int, msgspec.Meta(ge=1)]
-    cores: Annotated[int, msgspec.Meta(ge=1)] | None
+    ranks_per_node: Few
+    nodes_per_host: Few
+    cores: Count | None
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)]
     intra_host: Link
     inter_host: Link
@@ -158,8 +161,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     model: str
-    micro_batch: Annotated[int, msgspec.Meta(ge=1)]
-    global_batch: Annotated[int, msgspec.Meta(ge=1)]
+    micro_batch: Count
+    global_batch: Count
     layers: Annotated[tuple[LayerProfile, ...], msgspec.Meta(min_length=1)]
     ties: tuple[tuple[int, ...], ...]
     tie_bytes: tuple[int, ...]
