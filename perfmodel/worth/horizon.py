@@ -23,10 +23,13 @@ MOST_LOSSES = 10_000
 """That a time may have in the mean; each of them is gone through."""
 _NOTHING = 1e-12
 """A chance that makes no difference."""
+_MOST_EXPONENT = 700.0
+"""Its power of e is a number still."""
 
 
 class Stay(NamedTuple):
-    """In one layout: `pause_s` until the job trains; of the losses that strike, the part `hit` ends it."""
+    """In one layout: `pause_s` until the job trains, less than 0 where more is kept than a change takes; of the losses that
+    strike, the part `hit` ends it."""
 
     pause_s: float
     hit: float
@@ -60,7 +63,7 @@ def spent(
         for state, chance in chances.items():
             pause_s, hit = stay(state)
             there, training = found.get(state, (0.0, 0.0))
-            unhit = chance * math.exp(-hit * pause_s / change_s)
+            unhit = chance * math.exp(min(_MOST_EXPONENT, -hit * pause_s / change_s))
             more_then = _chance_of_more(n_struck, max(0.0, horizon_s - pause_s) / change_s)
             found[state] = there + chance * more, training + unhit * more_then
             later[state] += chance * (1 - hit)

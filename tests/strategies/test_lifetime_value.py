@@ -64,6 +64,11 @@ def test_a_time_without_losses_is_all_training_but_for_the_pause() -> None:
     assert spent(1, lambda _: Stay(300.0, 0.0), lambda _: [], 10.0, 100.0)[1].training_s == 0
 
 
+def test_what_is_kept_may_be_more_than_comes_between_many_losses() -> None:
+    ((_, seconds),) = spent(1, lambda _: Stay(-1000.0, 1.0), lambda _: [], 1.0, 5.0).items()
+    assert seconds.there_s == pytest.approx(1.0, abs=0.01) and math.isfinite(seconds.training_s)
+
+
 @pytest.mark.parametrize("n_losses", [0.5, 2700, 3000, MOST_LOSSES])
 def test_all_of_a_time_is_spent_however_many_losses_it_has(n_losses: float) -> None:
     """Chances of single losses that are summed up come to no end of more than some thousand."""
