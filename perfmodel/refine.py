@@ -16,7 +16,7 @@ import msgspec
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from odyssey.protocol.reports import Measured, OpTime, Trial
-from perfmodel.profile.profile import LayerProfile, Profile
+from perfmodel.profile.profile import LayerProfile, Profile, Recovery
 from perfmodel.step.costs import Costs, has_input_gradient
 from perfmodel.step.timeline import timeline_of
 from perfmodel.transition.moving import moves_s
@@ -173,8 +173,9 @@ def _scaled(layer: LayerProfile, fields: Sequence[str], scale: float) -> LayerPr
 def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
     """The profile after a real transition to `plan`, or its first start, which shows what groups and proofs take.
 
-    What had only a default counts in full the first time. How long ranks take to pause depends on the moment: at a start it is
-    at least what an op is expected to have left, however often a job starts, and transitions move it by a part.
+    What had only a default counts in full the first time, moves in the first transition that has any. How long ranks take to
+    pause depends on the moment: at a start it is at least what an op is expected to have left, however often a job starts, and
+    transitions move it by a part.
     """
     recovery, costs = profile.recovery, Costs(profile)
     is_start = went.total_s is None and went.stood_s is None
@@ -198,7 +199,9 @@ def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
         detect_s=towards(recovery.detect_s, went.detect_s),
         spawn_s=towards(recovery.spawn_s, went.spawn_s, TRANSITION_WEIGHT),
         groups_member_s=towards(recovery.groups_member_s, member_s),
-        moves_scale=towards(recovery.moves_scale, moves_scale),
+        moves_scale=towards(
+            recovery.moves_scale, moves_scale, 1.0 if recovery.moves_scale == Recovery().moves_scale else TRANSITION_WEIGHT
+        ),
         rest_s=towards(recovery.rest_s, None if went.rest_s is None else went.rest_s - went.proof_s),
         proof_byte_s=towards(recovery.proof_byte_s, went.proof_s / proved if proved else None),
         n_seen=recovery.n_seen + (went.total_s is not None),

@@ -245,6 +245,20 @@ def test_a_real_transition_moves_the_parts_that_took_place() -> None:
     assert after.moves_scale == pytest.approx(3)
 
 
+def test_the_first_moves_count_in_full_whatever_transitions_there_were_without_any() -> None:
+    of = profile([layer(str(i), parameter_bytes=100) for i in range(2)], 4, intra=Link(0.0, 100.0))
+    plan = first_plan(of, "2x2", 4)
+    moving = msgspec.structs.replace(plan, move_runs=move_runs((Move(0, 0, 2),)))
+    went = GenerationStarted(0.3, None, None, 0.5, 3.0, 5.0)
+    without = calibrate(of, plan, went)
+    assert (without.recovery.n_seen, without.recovery.moves_scale) == (1, 1.0)
+    expected_s = price(moving, of, seconds_to_change=1e4).transition.moves_s
+    first = calibrate(without, moving, went)
+    assert first.recovery.moves_scale == pytest.approx(3.0 / expected_s)
+    second = calibrate(first, moving, msgspec.structs.replace(went, moves_s=6.0))
+    assert second.recovery.moves_scale == pytest.approx((1 + TRANSITION_WEIGHT) * 3.0 / expected_s)
+
+
 def test_a_transition_that_was_seen_is_foretold_part_by_part() -> None:
     of = profile([layer(str(i), parameter_bytes=100) for i in range(2)], 4)
     plan = msgspec.structs.replace(first_plan(of, "2x2", 4), move_runs=move_runs((Move(0, 0, 2),)))
