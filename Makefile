@@ -35,7 +35,7 @@ test: $(READY)
 
 # `=`: pytest looks for conftest.py beside what it takes for a path.
 soak: $(READY) $(CLIENTS)
-	exec $(TESTS) --limit 14400 -m "soak or hypothesis" --cold --hypothesis-profile random --timeout 1800 --go-on=build/soak-passed $(ARGS)
+	exec $(TESTS) --limit 14400 -m "soak or hypothesis" --cold --hypothesis-profile random --timeout 1800 --go-on=benchmarks/results/soak-passed.txt $(ARGS)
 
 gpu-test: $(READY)
 	exec $(TESTS) --limit 3600 -m gpu $(ARGS)

@@ -1,6 +1,7 @@
 """`--go-on=FILE`: a long run of tests that was cut off goes on where it stopped, as long as the code is the same.
 
-The first line of FILE says which code it is of; each other one names a test that has passed.
+The first line of FILE says which code it is of; each other one names a test that has passed. FILE may be committed among the
+records of benchmarks, which do not belong to the code: then another machine goes on.
 """
 
 from __future__ import annotations
