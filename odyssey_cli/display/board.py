@@ -42,6 +42,7 @@ from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, all_ranks_of
 from odyssey.protocol.reports import Committed, Failed, Finished, Hello, Paused, Ready
+from odyssey.protocol.units import position_after
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fidelity import fidelity
 from odyssey_cli.display.rank_state import RankState
@@ -125,8 +126,8 @@ class Board:
     causes: dict[Rank, str] = field(default_factory=dict)
     steps: int = 0
     """Behind the last one of the training, which jobs before this one may have begun."""
-    first_step: int | None = None
-    """The first one of this job."""
+    first_step: int = 0
+    """The first one of this job: another one may have saved those before it."""
     n_steps: int | None = None
     """How many the script wants in all, where it says."""
     step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=N_RECENT))
@@ -171,7 +172,7 @@ class Board:
     @property
     def n_done(self) -> int:
         """Steps of this job."""
-        return 0 if self.first_step is None else self.steps - self.first_step
+        return max(0, self.steps - self.first_step)
 
     @property
     def n_lost(self) -> int:
@@ -355,13 +356,13 @@ class Board:
 
     def _committed(self, time: float, body: Committed) -> None:
         if not body.result.is_step:
+            if not self.steps:
+                self.first_step, _ = position_after(body.result)
             return
         self.loss = body.result.values[0] if body.result.values else None
         if self.loss is None or math.isfinite(self.loss):  # else it is not applied
             if self.plan is not None and self.plan.approximation is not None and body.result.position[0] >= self.steps:
                 self.n_approximate += 1
-            if self.first_step is None:
-                self.first_step = body.result.position[0]
             self.steps = max(self.steps, body.result.position[0] + 1)
         self.step_s, self.n_steps = body.unit_s, body.n_steps
         if self._commits:
