@@ -152,10 +152,10 @@ class Judge:
         parts = estimate.transition
         if situation.plan is None:
             parts = Transition(groups_s=parts.groups_s, warm_up_s=parts.warm_up_s)
-        candidate = self._ahead.with_outlook(Candidate(plan.strategy, plan, replace(estimate, transition=parts), ""))
-        assert candidate.outlook is not None
+        candidate = self._ahead.with_next_loss(Candidate(plan.strategy, plan, replace(estimate, transition=parts), ""))
+        assert candidate.at_next_loss is not None
         its = worth_ahead(candidate, parts.total_s, situation.change)
-        return its * (1 - NODE_PRICE if candidate.outlook.n_nodes == 1 else 1.0)
+        return its * (1 - NODE_PRICE if candidate.at_next_loss.n_nodes == 1 else 1.0)
 
     def best_of(self, plan: Plan) -> float:
         """In the best of its forms."""

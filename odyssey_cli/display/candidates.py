@@ -10,7 +10,7 @@ from rich.text import Text
 from odyssey.plan.form import form_of
 from odyssey_cli.display import quantities
 from perfmodel.profile.profile import Cluster
-from strategies.situation import Candidate, Objective, Outlook
+from strategies.situation import AtNextLoss, Candidate, Objective
 
 Columns = list[list[str]]
 """A table's columns, each with its name first."""
@@ -95,7 +95,7 @@ def _columns(
 ) -> Columns:
     """With their names; `-` where there is nothing to price."""
     step = step_name(candidates, ascii_only=ascii_only) if with_spread else "step"
-    looks_ahead = any(next_loss(candidate.outlook) != "-" for candidate in candidates)
+    looks_ahead = any(next_loss(candidate.at_next_loss) != "-" for candidate in candidates)
     rows = [["strategy", "layout", step, "rate", "transition", "memory", "score", "next loss costs"]]
     for candidate in candidates:
         plan, estimate = candidate.plan, candidate.estimate
@@ -106,7 +106,7 @@ def _columns(
                 cells[3] = quantities.percent(plan.global_batch / estimate.step_s / now_samples_per_s)
             cells[4:6] = quantities.seconds(estimate.transition.total_s), quantities.size(estimate.peak_bytes)
             cells[6] = score(candidate, with_spread=with_spread, ascii_only=ascii_only)
-            cells[7] = next_loss(candidate.outlook)
+            cells[7] = next_loss(candidate.at_next_loss)
         rows.append(cells)
     return [list(column) for column in zip(*rows, strict=True)][: 8 if looks_ahead else 7]
 
@@ -195,6 +195,6 @@ def ties_text(candidates: Sequence[Candidate], *, ascii_only: bool = False) -> s
     return f"{_tie(ascii_only)} as good within the spread" if any(candidate.is_tie for candidate in candidates) else ""
 
 
-def next_loss(outlook: Outlook | None) -> str:
+def next_loss(at_next_loss: AtNextLoss | None) -> str:
     """What the next loss takes from training; `-` where nobody looked ahead."""
-    return quantities.seconds(outlook.cost_s) if outlook is not None and outlook.next_losses else "-"
+    return quantities.seconds(at_next_loss.cost_s) if at_next_loss is not None and at_next_loss.next_losses else "-"

@@ -39,7 +39,7 @@ from odyssey_cli.timeline.change import sentences
 from strategies.search import best
 from strategies.search.dryrun import Joined, Outcome
 from strategies.search.lifetime_value import LifetimeValue
-from strategies.situation import Candidate, Objective, Outlook
+from strategies.situation import AtNextLoss, Candidate, Objective
 
 _MOST_OUTCOMES = 12
 
@@ -84,10 +84,10 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
 
 def _cost(answer: Answer) -> str:
     """What the next loss takes, and what failures cost of every hour, as the layout now stands."""
-    outlook, prospect = answer.outlook, answer.prospect
-    part = outlook.share_of_restarts
+    at_next_loss, prospect = answer.at_next_loss, answer.prospect
+    part = at_next_loss.share_of_restarts
     ends = f"; {quantities.percent(part)} of losses end the job" if part >= 0.005 else ""
-    return f"a loss takes {quantities.seconds(outlook.cost_s)} from training{ends}\n{hourly(prospect)}"
+    return f"a loss takes {quantities.seconds(at_next_loss.cost_s)} from training{ends}\n{hourly(prospect)}"
 
 
 def hourly(prospect: LifetimeValue) -> str:
@@ -134,24 +134,24 @@ def _start_columns(answer: Answer, *, with_spread: bool, ascii_only: bool) -> Co
     step = step_name(answer.starts, ascii_only=ascii_only) if with_spread else "step"
     rows = [["layout", step, "samples/s", "score", "next loss costs", "survives"]]
     for candidate in _startable(answer):
-        plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
-        assert plan is not None and estimate is not None and outlook is not None
+        plan, estimate, at_next_loss = candidate.plan, candidate.estimate, candidate.at_next_loss
+        assert plan is not None and estimate is not None and at_next_loss is not None
         rows.append(
             [
                 form_of(plan),
                 quantities.seconds(estimate.step_s),
                 quantities.rate(plan.global_batch / estimate.step_s),
                 score(candidate, with_spread=with_spread, ascii_only=ascii_only),
-                next_loss(outlook),
-                survives(outlook),
+                next_loss(at_next_loss),
+                survives(at_next_loss),
             ]
         )
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def survives(outlook: Outlook) -> str:
+def survives(at_next_loss: AtNextLoss) -> str:
     """The losses after which every layer has a holder, wherever they hit."""
-    ranks, nodes = outlook.n_holders - 1, outlook.n_nodes - 1
+    ranks, nodes = at_next_loss.n_holders - 1, at_next_loss.n_nodes - 1
     text = f"any {quantities.plural(ranks, 'rank')}" if ranks else "no loss"
     return f"{text}, any {quantities.plural(nodes, 'node')}" if nodes else text
 

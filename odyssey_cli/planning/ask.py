@@ -17,7 +17,7 @@ from strategies.search import best, initial_plan
 from strategies.search.dryrun import DryRun, Joined, Outcome, fail_any, fail_ranks, join_ranks, newcomers
 from strategies.search.lifetime_value import LifetimeValue, Steps, lifetime_values
 from strategies.search.next_loss import cost_s, with_next_losses
-from strategies.situation import Aim, Candidate, Outlook, Situation
+from strategies.situation import Aim, AtNextLoss, Candidate, Situation
 
 HORIZON_S = 86400.0
 """How far ahead failures are counted where nothing is said: until what is lost is back. Half of InfiniteHBD's repairs take less
@@ -34,10 +34,10 @@ class Units(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """What `odyssey plan` says: the layout now, and every kind of loss that was asked for, the fastest outcome first.
 
-    `starts`: the layouts that a job could start with, best first; empty for a job that runs. `outlook`: what the layout now
-    leaves for the next loss, `prospect`: what failures cost it over a given time. `method`: which of the `n_placements` ways to
-    lose ranks were looked at. `joined`: what is done when ranks come, to the layout now or to the one after the outcome that is
-    shown; None where nobody asks, or training does not go on until then.
+    `starts`: the layouts that a job could start with, best first; empty for a job that runs. `at_next_loss`: what the layout
+    now leaves for the next loss, `prospect`: what failures cost it over a given time. `method`: which of the `n_placements`
+    ways to lose ranks were looked at. `joined`: what is done when ranks come, to the layout now or to the one after the outcome
+    that is shown; None where nobody asks, or training does not go on until then.
     """
 
     source: str
@@ -47,7 +47,7 @@ class Answer(msgspec.Struct, frozen=True):
     expected_change: ExpectedChange
     aim: Aim
     starts: tuple[Candidate, ...]
-    outlook: Outlook
+    at_next_loss: AtNextLoss
     prospect: LifetimeValue
     n_placements: int
     method: str
@@ -108,7 +108,7 @@ def ask(
         expected_change=change,
         aim=aim,
         starts=tuple(starts),
-        outlook=outlook_of(here, as_it_is),
+        at_next_loss=next_loss_of(here, as_it_is),
         prospect=lifetime_values(here, [as_it_is], horizon_s, steps)[0],
         n_placements=run.n_placements,
         method=run.method,
@@ -161,12 +161,12 @@ def plan_now(found: source.Source, layout: str, change_s: float, aim: Aim | None
     return _chosen(initial_plan(start, asked), len(start.alive))
 
 
-def outlook_of(situation: Situation, candidate: Candidate) -> Outlook:
+def next_loss_of(situation: Situation, candidate: Candidate) -> AtNextLoss:
     """What a candidate's plan leaves for the next loss, whatever plans are chosen by."""
     assert candidate.estimate is not None
-    outlook = with_next_losses(situation, [candidate])[0].outlook
-    assert outlook is not None
-    return msgspec.structs.replace(outlook, cost_s=cost_s(candidate.estimate.step_s, outlook.next_losses))
+    at_next_loss = with_next_losses(situation, [candidate])[0].at_next_loss
+    assert at_next_loss is not None
+    return msgspec.structs.replace(at_next_loss, cost_s=cost_s(candidate.estimate.step_s, at_next_loss.next_losses))
 
 
 def at_start(found: source.Source, change: ExpectedChange, aim: Aim, n_ranks: int | None = None) -> Situation:

@@ -58,8 +58,8 @@ def _layouts(answer: Layouts, mark: str, *, is_wide: bool) -> list[RenderableTyp
     for start in answer.starts:
         chosen = start.layout == answer.chosen
         memory, step = quantities.size(start.peak_bytes), quantities.seconds(start.step_s)
-        cells = [start.form, memory, step, *_cells(start), quantities.percent(start.outlook.share_of_restarts)]
-        cells += [survives(start.outlook)] if is_wide else []
+        cells = [start.form, memory, step, *_cells(start), quantities.percent(start.at_next_loss.share_of_restarts)]
+        cells += [survives(start.at_next_loss)] if is_wide else []
         table.add_row(Text(mark if chosen else "", style="green"), *cells, style="bold" if chosen else "")
     notes = [
         *(f"{layout}: {reason}" for layout, reason in answer.refused),
@@ -110,7 +110,7 @@ def _spare_cells(spare: Spare) -> list[str]:
 
 def _cells(start: Start) -> list[str]:
     rates = precise(start.samples_per_s), precise(start.prospect.samples_per_s)
-    return [*rates, next_loss(start.outlook)]
+    return [*rates, next_loss(start.at_next_loss)]
 
 
 def precise(value: float) -> str:

@@ -13,11 +13,11 @@ from odyssey.plan.form import form_of, layout_of
 from odyssey.plan.layout import layout_text, parse_layout
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
-from odyssey_cli.planning.ask import at_start, outlook_of
+from odyssey_cli.planning.ask import at_start, next_loss_of
 from perfmodel.worth.reliability import ExpectedChange
 from strategies.search.lifetime_value import LifetimeValue, Steps, lifetime_values
 from strategies.search.starts import compared, with_idle
-from strategies.situation import Aim, Candidate, Outlook, Situation
+from strategies.situation import Aim, AtNextLoss, Candidate, Situation
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Start(msgspec.Struct, frozen=True):
     peak_bytes: int
     step_s: float
     samples_per_s: float
-    outlook: Outlook
+    at_next_loss: AtNextLoss
     prospect: LifetimeValue
 
 
@@ -161,7 +161,7 @@ def _starts(situation: Situation, candidates: Sequence[Candidate], horizon_s: fl
                 peak_bytes=estimate.peak_bytes,
                 step_s=estimate.step_s,
                 samples_per_s=plan.global_batch / estimate.step_s,
-                outlook=outlook_of(situation, candidate),
+                at_next_loss=next_loss_of(situation, candidate),
                 prospect=prospect,
             )
         )

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from odyssey.plan.estimate import Transition
 from perfmodel.profile.spread import own_s
-from strategies.situation import Candidate, Outlook
+from strategies.situation import AtNextLoss, Candidate
 
 
 def worth_spread(candidate: Candidate, parts: Transition, worth: Callable[[Candidate, float], float]) -> float:
@@ -32,18 +32,20 @@ def worth_spread(candidate: Candidate, parts: Transition, worth: Callable[[Candi
 
 def slowed(candidate: Candidate, factor: float) -> Candidate:
     """With steps that take so many times as long."""
-    estimate, outlook = candidate.estimate, candidate.outlook
+    estimate, at_next_loss = candidate.estimate, candidate.at_next_loss
     assert estimate is not None
     estimate = replace(estimate, step_s=factor * estimate.step_s)
-    return replace(candidate, estimate=estimate, outlook=None if outlook is None else _slower_after(outlook, factor))
+    return replace(
+        candidate, estimate=estimate, at_next_loss=None if at_next_loss is None else _slower_after(at_next_loss, factor)
+    )
 
 
-def _slower_after(outlook: Outlook, factor: float) -> Outlook:
+def _slower_after(at_next_loss: AtNextLoss, factor: float) -> AtNextLoss:
     next_losses = tuple(
         replace(loss, step_s=factor * loss.step_s) if loss.is_own and loss.step_s is not None else loss
-        for loss in outlook.next_losses
+        for loss in at_next_loss.next_losses
     )
-    return replace(outlook, next_losses=next_losses)
+    return replace(at_next_loss, next_losses=next_losses)
 
 
 def are_as_good(value: float, best: float, candidate: Candidate, winner: Candidate) -> bool:

@@ -37,7 +37,7 @@ from perfmodel.worth.reliability import ExpectedChange
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.layouts import quick_best_s
 from strategies.building.shapes import shapes_of
-from strategies.situation import Candidate, Growth, NextLoss, Outlook, Situation
+from strategies.situation import AtNextLoss, Candidate, Growth, NextLoss, Situation
 
 NODE_SHARE = 0.25
 
@@ -54,15 +54,15 @@ class Then(NamedTuple):
 def with_next_losses(situation: Situation, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates with what their plans leave for the next loss."""
     ahead = Ahead(situation, cache(partial(closed_step_s, situation)))
-    return [ahead.with_outlook(candidate) for candidate in candidates]
+    return [ahead.with_next_loss(candidate) for candidate in candidates]
 
 
-def holders(situation: Situation, plan: Plan) -> Outlook:
+def holders(situation: Situation, plan: Plan) -> AtNextLoss:
     """Only how many hold each layer, without what the next loss would cost."""
     groups = [group.workers for group in plan.reduce if group.layers]
     fewest = min(len(workers) for workers in groups)
     node = situation.costs.node
-    return Outlook(fewest, min(len(set(map(node.__getitem__, workers))) for workers in groups))
+    return AtNextLoss(fewest, min(len(set(map(node.__getitem__, workers))) for workers in groups))
 
 
 def closed_step_s(situation: Situation, n_left: int) -> float | None:
@@ -84,10 +84,10 @@ def _copies_step_s(situation: Situation, n_copies: int) -> float | None:
 
 
 def worth(candidate: Candidate, transition_s: float, change: ExpectedChange) -> float:
-    """Expected useful samples per second of a candidate with an outlook."""
-    plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
-    assert plan is not None and estimate is not None and outlook is not None
-    afterwards, growth, kept_s = _after(outlook.next_losses), outlook.growth, estimate.kept_s
+    """Expected useful samples per second of a candidate that knows its next loss."""
+    plan, estimate, at_next_loss = candidate.plan, candidate.estimate, candidate.at_next_loss
+    assert plan is not None and estimate is not None and at_next_loss is not None
+    afterwards, growth, kept_s = _after(at_next_loss.next_losses), at_next_loss.growth, estimate.kept_s
     if growth is None:
         return expected_rate(plan.global_batch, estimate.step_s, transition_s - kept_s, change, afterwards)
     grown = Grown(growth.at_s, growth.pause_s, growth.step_s, _after(growth.next_losses))
@@ -120,13 +120,15 @@ class Ahead:
         self._step_of = step_of
         self._costs = situation.costs
 
-    def with_outlook(self, candidate: Candidate) -> Candidate:
+    def with_next_loss(self, candidate: Candidate) -> Candidate:
         plan, estimate = candidate.plan, candidate.estimate
         if plan is None or estimate is None:
             return candidate
         next_losses = tuple(NextLoss(share, *then) for share, _, then in self.next_losses(plan, estimate))
-        outlook = holders(self._situation, plan)
-        return replace(candidate, outlook=replace(outlook, next_losses=next_losses, can_restart=self._situation.can_restart))
+        at_next_loss = holders(self._situation, plan)
+        return replace(
+            candidate, at_next_loss=replace(at_next_loss, next_losses=next_losses, can_restart=self._situation.can_restart)
+        )
 
     def next_losses(self, plan: Plan, estimate: Estimate) -> list[tuple[float, int, Then]]:
         """What may be lost next: the share of it, how many ranks it leaves, and what follows."""
@@ -231,9 +233,9 @@ class Growing:
         self._step_s = _as_found(step_of, len(self._everyone), candidates)
 
     def with_growth(self, candidate: Candidate) -> Candidate:
-        """Add to a candidate with an outlook what becomes of its plan when they are taken in."""
-        plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
-        if plan is None or estimate is None or outlook is None or self._step_s is None:
+        """Add to a candidate that knows its next loss what becomes of its plan when they are taken in."""
+        plan, estimate, at_next_loss = candidate.plan, candidate.estimate, candidate.at_next_loss
+        if plan is None or estimate is None or at_next_loss is None or self._step_s is None:
             return candidate
         others = set(self._situation.arriving).difference(plan.workers)
         if not others:
@@ -241,9 +243,9 @@ class Growing:
         at_s, pause_s = self._situation.arrive_s, self._ahead.grown_pause_s(plan, estimate)
         its, next_losses = self._then(plan, replace(estimate, step_s=self._step_s))
         growth = Growth(len(others), at_s, pause_s, self._step_s, its.n_holders, its.n_nodes, next_losses)
-        return replace(candidate, outlook=replace(outlook, growth=growth))
+        return replace(candidate, at_next_loss=replace(at_next_loss, growth=growth))
 
-    def _then(self, plan: Plan, estimate: Estimate) -> tuple[Outlook, tuple[NextLoss, ...]]:
+    def _then(self, plan: Plan, estimate: Estimate) -> tuple[AtNextLoss, tuple[NextLoss, ...]]:
         """That of the plan in force if all that it had are there again; else each layer is taken to have two holders, on two
         nodes if there are."""
         situation, ahead = self._situation, self._ahead
@@ -255,7 +257,7 @@ class Growing:
         counts = sorted(Counter(sizes.values()).items())
         lost = [(1 - NODE_SHARE, 1), *((NODE_SHARE * count / len(sizes), size) for size, count in counts)]
         found = tuple(NextLoss(share, *ahead.regrouped(plan, estimate, n - size)) for share, size in lost)
-        return Outlook(2, min(2, len(sizes))), found
+        return AtNextLoss(2, min(2, len(sizes))), found
 
 
 def _as_found(step_of: Callable[[int], float | None], n: int, candidates: Sequence[Candidate]) -> float | None:

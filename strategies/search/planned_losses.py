@@ -69,7 +69,7 @@ def losses(alike: LossClasses, may_respawn: bool) -> dict[bytes, Loss]:
 def answer_for(candidates: Sequence[Candidate], names: Mapping[Worker, Worker], generation: int, step: int) -> list[Candidate]:
     """A table for one loss as that for another one of its class, to go on from this step in this generation.
 
-    Prices, outlooks and reasons are the same ones: a reason tells of places in the plan, and names no worker.
+    Prices, what the next loss does and reasons are the same ones: a reason tells of places in the plan, and names no worker.
     """
 
     def of(candidate: Candidate) -> Candidate:

@@ -62,8 +62,8 @@ def _exposed(situation: Situation, candidates: Iterable[Candidate]) -> list[Plan
 
 
 def _is_exposed(situation: Situation, plan: Plan) -> bool:
-    outlook, node = holders(situation, plan), situation.costs.node
-    return outlook.n_holders == 1 or (outlook.n_nodes == 1 and len({node[worker] for worker in plan.workers}) > 1)
+    at_next_loss, node = holders(situation, plan), situation.costs.node
+    return at_next_loss.n_holders == 1 or (at_next_loss.n_nodes == 1 and len({node[worker] for worker in plan.workers}) > 1)
 
 
 def _protected_by(

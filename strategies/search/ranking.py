@@ -62,47 +62,49 @@ class Order:
         """How many losses short a plan is of those that it has to survive. One that grows soon need not survive them before,
         unless somebody has asked for it: what a loss would cost then is in its worth. One whose layers are kept too dearly
         counts as if they were not."""
-        outlook, aim = candidate.outlook, self._aim
-        if outlook is None:
+        at_next_loss, aim = candidate.at_next_loss, self._aim
+        if at_next_loss is None:
             return 0
-        n_holders = outlook.n_holders if outlook.growth is None or aim.survive is not None else outlook.growth.n_holders
+        n_holders = (
+            at_next_loss.n_holders if at_next_loss.growth is None or aim.survive is not None else at_next_loss.growth.n_holders
+        )
         if self.is_too_dear(candidate):
             n_holders = 1
-        return max(0, aim.n_ranks + 1 - n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
+        return max(0, aim.n_ranks + 1 - n_holders) + max(0, aim.n_nodes + 1 - at_next_loss.n_nodes)
 
     def is_too_dear(self, candidate: Candidate) -> bool:
         """Whether it keeps layers for more than that may cost, where nobody has asked for it."""
         aim, plan = self._aim, candidate.plan
-        if plan is None or not plan.keep_runs or candidate.outlook is None or aim.protect is Protect.STATE:
+        if plan is None or not plan.keep_runs or candidate.at_next_loss is None or aim.protect is Protect.STATE:
             return False
         return aim.survive is None and aim.survive_nodes is None and self._weighed(candidate) < self._least
 
     def _weighed(self, candidate: Candidate) -> float:
         """The objective, less what a plan that survives the loss of any node may cost, once it has grown."""
-        estimate, outlook = candidate.estimate, candidate.outlook
+        estimate, at_next_loss = candidate.estimate, candidate.at_next_loss
         assert estimate is not None
-        if self._aim.objective is not Objective.AHEAD or outlook is None:
+        if self._aim.objective is not Objective.AHEAD or at_next_loss is None:
             return estimate.objective
-        n_nodes = outlook.n_nodes if outlook.growth is None else outlook.growth.n_nodes
+        n_nodes = at_next_loss.n_nodes if at_next_loss.growth is None else at_next_loss.growth.n_nodes
         return estimate.objective * (1 - NODE_PRICE if n_nodes == 1 else 1.0)
 
 
 def _explained(candidate: Candidate, rows: Sequence[Candidate], order: Order) -> Candidate:
     winner = rows[0]
-    mine, its, outlook = candidate.estimate, winner.estimate, candidate.outlook
-    if candidate.plan is None or mine is None or its is None or outlook is None:
+    mine, its, at_next_loss = candidate.estimate, winner.estimate, candidate.at_next_loss
+    if candidate.plan is None or mine is None or its is None or at_next_loss is None:
         return candidate
     ends = ""
-    if outlook.share_of_restarts >= 0.005:
-        what = "has all ranks start again" if outlook.can_restart else "ends the job"
-        ends = f"{what} in {outlook.share_of_restarts * 100:.0f} % of cases"
+    if at_next_loss.share_of_restarts >= 0.005:
+        what = "has all ranks start again" if at_next_loss.can_restart else "ends the job"
+        ends = f"{what} in {at_next_loss.share_of_restarts * 100:.0f} % of cases"
     against = f"objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
     if candidate is winner:
         step, transition = _seconds(mine.step_s), _seconds(mine.transition.total_s)
         reason = f"best objective: {mine.objective:.4g} samples/s, step {step}, transition {transition}"
-        if outlook.next_losses:
-            reason += f"; the next loss takes {_seconds(outlook.cost_s)}" + (f" and {ends}" if ends else "")
-        if (growth := outlook.growth) is not None:
+        if at_next_loss.next_losses:
+            reason += f"; the next loss takes {_seconds(at_next_loss.cost_s)}" + (f" and {ends}" if ends else "")
+        if (growth := at_next_loss.growth) is not None:
             who = "1 more worker is" if growth.n_workers == 1 else f"{growth.n_workers} more workers are"
             reason += f"; {who} expected in {_seconds(growth.at_s)}, for steps of {_seconds(growth.step_s)}"
         if candidate.plan.keep_runs:
@@ -113,8 +115,8 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], order: Order) ->
     if order.is_too_dear(candidate):
         reason = f"what it keeps is worth {KEEP_PRICE * 100:.0f} % at most, if nobody asks for it (--protect state): {against}"
     elif order.exposed(candidate) > order.exposed(winner):
-        few = "one rank alone holds" if outlook.n_holders == 1 else f"only {outlook.n_holders} ranks hold"
-        nodes = "one node" if outlook.n_nodes == 1 else f"{outlook.n_nodes} nodes"
+        few = "one rank alone holds" if at_next_loss.n_holders == 1 else f"only {at_next_loss.n_holders} ranks hold"
+        nodes = "one node" if at_next_loss.n_nodes == 1 else f"{at_next_loss.n_nodes} nodes"
         reason = f"{few} some layer, on {nodes}; {against}"
     elif mine.objective == its.objective:
         more = ", and moves more" if mine.transition.moves_s > its.transition.moves_s else ""

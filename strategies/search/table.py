@@ -40,7 +40,7 @@ from strategies.search.next_loss import Ahead, Growing, closed_step_s, cost_s, h
 from strategies.search.protected import protected
 from strategies.search.ranking import Order, best, with_reasons
 from strategies.search.zero_bubble import in_halves
-from strategies.situation import Aim, Candidate, Objective, Outlook, Proposal, Protect, Situation
+from strategies.situation import Aim, AtNextLoss, Candidate, Objective, Proposal, Protect, Situation
 from strategies.situation.faults import attempt, attempt_all
 
 NAME = "search"
@@ -161,9 +161,9 @@ def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     situation = replace(situation, lengths=lengths_of(situation, layout))
     candidates = attempt_all(NAME, lambda: _ranked(situation, _as_asked(situation)))
     chosen, aim = best(candidates), situation.aim
-    if situation.lost or chosen is None or chosen.outlook is None:
+    if situation.lost or chosen is None or chosen.at_next_loss is None:
         return candidates
-    if missing := _missing(chosen.outlook, aim):
+    if missing := _missing(chosen.at_next_loss, aim):
         who = f"layout {layout} does not" if layout != "auto" else f"no layout of {len(situation.at_work)} ranks does"
         raise UsageError(f"{missing[0]}: {who}: {missing[1]}", missing[2])
     return candidates
@@ -186,16 +186,16 @@ def _as_asked(situation: Situation) -> list[Proposal | Candidate]:
     ]
 
 
-def _missing(outlook: Outlook, aim: Aim) -> tuple[str, str, str] | None:
+def _missing(at_next_loss: AtNextLoss, aim: Aim) -> tuple[str, str, str] | None:
     """What of that which was asked for a plan does not survive: the option, why, and what to do."""
-    if aim.survive is not None and outlook.n_holders <= aim.survive:
-        why = f"some layer has {outlook.n_holders} of the {aim.survive + 1} holders that it takes"
+    if aim.survive is not None and at_next_loss.n_holders <= aim.survive:
+        why = f"some layer has {at_next_loss.n_holders} of the {aim.survive + 1} holders that it takes"
         help = "start more ranks, or leave more memory: each holder needs a pipeline of its own"
         if aim.protect is Protect.NONE:
             help += ", but for one that --protect auto may add"
         return f"--survive {aim.survive}", why, help
-    if aim.survive_nodes is not None and outlook.n_nodes <= aim.survive_nodes:
-        why = f"some layer has its holders on {outlook.n_nodes} of the {aim.survive_nodes + 1} nodes that it takes"
+    if aim.survive_nodes is not None and at_next_loss.n_nodes <= aim.survive_nodes:
+        why = f"some layer has its holders on {at_next_loss.n_nodes} of the {aim.survive_nodes + 1} nodes that it takes"
         help = "start more nodes, or give a --layout whose pipelines end where nodes do"
         return f"--survive-nodes {aim.survive_nodes}", why, help
     return None
@@ -298,10 +298,10 @@ def _looked_ahead(situation: Situation, ahead: Ahead, growing: Growing | None, c
     if plan is None or estimate is None:
         return candidate
     if aim.objective is Objective.AHEAD:
-        candidate = ahead.with_outlook(candidate)
+        candidate = ahead.with_next_loss(candidate)
         candidate = candidate if growing is None else growing.with_growth(candidate)
     else:
-        candidate = replace(candidate, outlook=holders(situation, plan))
+        candidate = replace(candidate, at_next_loss=holders(situation, plan))
     parts = estimate.transition
     if situation.is_running and candidate.strategy == unchanged.NAME:
         parts = Transition()
@@ -371,9 +371,9 @@ def _valued(candidate: Candidate, parts: Transition, change: ExpectedChange, aim
         return objective(plan.global_batch, one.estimate.step_s, transition_s, change.seconds)
 
     if aim.objective is Objective.AHEAD:
-        assert candidate.outlook is not None
-        seen = cost_s(estimate.step_s, candidate.outlook.next_losses)
-        candidate = replace(candidate, outlook=replace(candidate.outlook, cost_s=seen))
+        assert candidate.at_next_loss is not None
+        seen = cost_s(estimate.step_s, candidate.at_next_loss.next_losses)
+        candidate = replace(candidate, at_next_loss=replace(candidate.at_next_loss, cost_s=seen))
     estimate = replace(estimate, transition=parts, objective=worth_of(candidate, parts.total_s))
     spread = worth_spread(candidate, parts, worth_of)
     return replace(candidate, estimate=estimate, plan=replace(plan, estimate=estimate), worth_spread=spread)

@@ -220,7 +220,7 @@ class NextLoss(msgspec.Struct, frozen=True):
 
 class Growth(msgspec.Struct, frozen=True):
     """What becomes of a plan when the `n_workers` that are on their way are taken in, `at_s` seconds after the change: a
-    transition of `pause_s`, and then steps of `step_s`; `n_holders`, `n_nodes` and `next_losses` as in Outlook."""
+    transition of `pause_s`, and then steps of `step_s`; `n_holders`, `n_nodes` and `next_losses` as in AtNextLoss."""
 
     n_workers: int
     at_s: float
@@ -231,7 +231,7 @@ class Growth(msgspec.Struct, frozen=True):
     next_losses: tuple[NextLoss, ...]
 
 
-class Outlook(msgspec.Struct, frozen=True):
+class AtNextLoss(msgspec.Struct, frozen=True):
     """What a plan leaves for the next loss. `n_holders`: ranks that hold a layer, of the layer that has fewest; `n_nodes`: the
     nodes that they are on. `next_losses`: their shares are 1 together; empty where nobody looks ahead. `cost_s`: seconds that
     the next loss takes from training in the mean. `growth`: where workers are on their way that the plan has no work for.
@@ -254,8 +254,8 @@ class Outlook(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True):
     """One row of the table: a proposal with its price. `estimate` is None where there is nothing to price.
 
-    `reason` says why it lost or is infeasible; of the chosen one, why it won. `outlook`: of a plan. `spread`: how far off its
-    step time and its transition may be beside those of other rows; `worth_spread`: how far off its objective then may be,
+    `reason` says why it lost or is infeasible; of the chosen one, why it won. `at_next_loss`: of a plan. `spread`: how far off
+    its step time and its transition may be beside those of other rows; `worth_spread`: how far off its objective then may be,
     relative too. `is_tie`: it is as good as the first row within that. `is_fault`: it has no plan as something raised that
     should not (faults.py); `reason` says what, and where.
     """
@@ -264,7 +264,7 @@ class Candidate(msgspec.Struct, frozen=True):
     plan: Plan | None
     estimate: Estimate | None
     reason: str
-    outlook: Outlook | None = None
+    at_next_loss: AtNextLoss | None = None
     spread: Spread | None = None
     worth_spread: float = 0.0
     is_tie: bool = False

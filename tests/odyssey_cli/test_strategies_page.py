@@ -83,7 +83,7 @@ def test_the_strategy_of_the_page_is_asked_and_priced_and_its_plan_is_proved(sta
 
     found = row(search(now))
 
-    assert found.plan is not None and found.estimate is not None and found.outlook is not None
+    assert found.plan is not None and found.estimate is not None and found.at_next_loss is not None
     assert found.estimate.step_s > 0 and found.estimate.transition.moves_s > 0
     prove(found.plan, now.held)
     assert found.plan.place == {(4 if worker == 1 else worker): place for worker, place in now.plan.place.items()}

@@ -67,30 +67,30 @@ def test_holders_and_ends_are_those_of_every_loss_in_turn(layout: str, per_node:
     for candidate in table:
         if candidate.plan is None:
             continue
-        outlook, its = candidate.outlook, candidate.plan
-        assert outlook is not None
+        at_next_loss, its = candidate.at_next_loss, candidate.plan
+        assert at_next_loss is not None
         everyone = without(its)
         nodes: dict[int, list[int]] = {}
         for worker in everyone:
             nodes.setdefault(worker // per_node, []).append(worker)
         fewest = next(n for n in range(1, 8) if not all(keeps_every_layer(its, some) for some in combinations(everyone, n)))
-        assert outlook.n_holders == fewest
-        assert (outlook.n_nodes == 1) == any(not keeps_every_layer(its, node) for node in nodes.values())
+        assert at_next_loss.n_holders == fewest
+        assert (at_next_loss.n_nodes == 1) == any(not keeps_every_layer(its, node) for node in nodes.values())
         ranks_that_end = sum(not keeps_every_layer(its, [worker]) for worker in everyone) / len(everyone)
         nodes_that_end = sum(not keeps_every_layer(its, node) for node in nodes.values()) / len(nodes)
-        assert outlook.share_of_restarts == pytest.approx((1 - NODE_SHARE) * ranks_that_end + NODE_SHARE * nodes_that_end)
-        assert sum(loss.share for loss in outlook.next_losses) == pytest.approx(1)
+        assert at_next_loss.share_of_restarts == pytest.approx((1 - NODE_SHARE) * ranks_that_end + NODE_SHARE * nodes_that_end)
+        assert sum(loss.share for loss in at_next_loss.next_losses) == pytest.approx(1)
 
 
 def test_a_worth_is_the_mean_of_the_rates_until_and_after_the_next_loss() -> None:
     """Two workers with a copy each, on two nodes: whichever is lost, a single one goes on at half the speed."""
     of = job(4, 4, n_micro_batches=8, ranks_per_node=1)
     (candidate,) = initial_plan(situation(of, None, range(2), seconds_to_change=50.0), "2x1")
-    assert candidate.estimate is not None and candidate.outlook is not None
+    assert candidate.estimate is not None and candidate.at_next_loss is not None
     change, recovery = ExpectedChange(50.0), of.recovery
     alone_s = 8 * 4 * 0.03
-    assert all(loss.step_s == pytest.approx(alone_s, rel=0.01) for loss in candidate.outlook.next_losses)
-    pause_s = sum(loss.share * loss.pause_s for loss in candidate.outlook.next_losses)
+    assert all(loss.step_s == pytest.approx(alone_s, rel=0.01) for loss in candidate.at_next_loss.next_losses)
+    pause_s = sum(loss.share * loss.pause_s for loss in candidate.at_next_loss.next_losses)
     least_s = recovery.detect_s + recovery.pause_s + candidate.estimate.transition.groups_s + recovery.warm_up_s
     assert least_s <= pause_s < least_s + 0.1  # moves, of those that regroup
     until = useful_rate(8, candidate.estimate.step_s, candidate.estimate.transition.total_s, change)
@@ -105,13 +105,15 @@ def test_where_the_launcher_may_start_all_again_the_last_holder_costs_that_and_n
     told = {}
     for can_restart in (False, True):
         candidate = initial_plan(replace(known, can_restart=can_restart), "1x4")[0]
-        outlook = candidate.outlook
-        assert outlook is not None and candidate.estimate is not None and outlook.share_of_restarts == pytest.approx(1)
-        of_one_rank = max(outlook.next_losses, key=lambda loss: loss.share)
+        at_next_loss = candidate.at_next_loss
+        assert (
+            at_next_loss is not None and candidate.estimate is not None and at_next_loss.share_of_restarts == pytest.approx(1)
+        )
+        of_one_rank = max(at_next_loss.next_losses, key=lambda loss: loss.share)
         assert of_one_rank.restart_s == pytest.approx((7.0 + 2.0 if can_restart else 900.0) + (2 * 2.0 * 10_000.0) ** 0.5 / 2)
         closed_s = closed_step_s(known, 4 if can_restart else 3)
         assert closed_s is not None and of_one_rank.step_s == pytest.approx(max(closed_s, candidate.estimate.step_s))
-        told[can_restart] = outlook.cost_s, candidate.reason
+        told[can_restart] = at_next_loss.cost_s, candidate.reason
     assert told[False][0] - told[True][0] == pytest.approx(900.0 - 9.0)
     assert "ends the job in 100 % of cases" in told[False][1] and "start again" not in told[False][1]
     assert "has all ranks start again in 100 % of cases" in told[True][1] and "ends the job" not in told[True][1]
@@ -127,8 +129,8 @@ def test_no_plan_is_better_for_leading_to_a_restart() -> None:
     objectives = []
     for layout in ("1x2", "1x3", "1x4"):
         chosen = best(initial_plan(replace(known, can_restart=True), layout))
-        assert chosen is not None and chosen.estimate is not None and chosen.outlook is not None
-        ended = [loss.step_s for loss in chosen.outlook.next_losses if loss.restart_s > 0 and loss.step_s is not None]
+        assert chosen is not None and chosen.estimate is not None and chosen.at_next_loss is not None
+        ended = [loss.step_s for loss in chosen.at_next_loss.next_losses if loss.restart_s > 0 and loss.step_s is not None]
         assert ended and min(ended) >= chosen.estimate.step_s
         objectives.append(chosen.estimate.objective)
     assert objectives == sorted(objectives, reverse=True)
@@ -180,7 +182,7 @@ def test_where_too_few_are_left_for_any_layout_the_next_loss_leaves_nothing() ->
     of = job(6, 2)
     found = [c for c in initial_plan(situation(of, None, range(3)), "auto") if c.plan is not None]
     assert found
-    assert {loss.step_s for c in found if c.outlook is not None for loss in c.outlook.next_losses} == {None}
+    assert {loss.step_s for c in found if c.at_next_loss is not None for loss in c.at_next_loss.next_losses} == {None}
 
 
 # -- jobs that go on -------------------------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def test_a_layout_that_the_next_loss_ends_is_not_taken_for_a_hundredth() -> None
     papers, ours = best(search(replace(after, aim=PAPER))), best(search(after))
 
     assert papers is not None and papers.plan is not None and layout_of(papers.plan) == "1x17"
-    assert ours is not None and ours.plan is not None and ours.outlook is not None and ours.outlook.n_holders >= 2
+    assert ours is not None and ours.plan is not None and ours.at_next_loss is not None and ours.at_next_loss.n_holders >= 2
     assert papers.estimate is not None and ours.estimate is not None
     assert papers.estimate.step_s < ours.estimate.step_s < 1.01 * papers.estimate.step_s
     exposed = [c for c in search(after) if c.plan is not None and layout_of(c.plan) == "1x17"]

@@ -270,8 +270,8 @@ def test_after_the_next_loss_steps_are_those_of_the_copies_that_are_left() -> No
     """No rank takes over the micro-batches of a lost one's stage."""
     of = job(2, 12, ranks_per_node=100)
     found = best(answer(situation(of, None, range(6))))
-    assert found is not None and found.outlook is not None and found.estimate is not None
-    survived = [its for its in found.outlook.next_losses if not its.restart_s]
+    assert found is not None and found.at_next_loss is not None and found.estimate is not None
+    survived = [its for its in found.at_next_loss.next_losses if not its.restart_s]
     assert [its.step_s for its in survived] == [pytest.approx(3 * 0.03)] and not survived[0].is_own
     assert found.estimate.step_s == pytest.approx(2 * 0.03, rel=0.1)
 

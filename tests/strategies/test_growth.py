@@ -313,12 +313,12 @@ def test_eight_go_on_at_once_where_a_process_takes_seconds_to_start(layout: str,
     table = search(now)
 
     chosen = best(table)
-    assert plan_of(chosen).strategy != "respawn" and chosen is not None and chosen.outlook is not None
-    growth = chosen.outlook.growth
+    assert plan_of(chosen).strategy != "respawn" and chosen is not None and chosen.at_next_loss is not None
+    growth = chosen.at_next_loss.growth
     assert growth is not None and (growth.n_workers, growth.at_s) == (1, 5.0)
     assert growth.step_s == pytest.approx(min(step_s(row) for row in table if row.strategy == "respawn"))
     assert "; 1 more worker is expected in 5.00 s, for steps of " in chosen.reason
-    assert all(row.outlook.growth is None for row in table if row.strategy == "respawn" and row.outlook is not None)
+    assert all(row.at_next_loss.growth is None for row in table if row.strategy == "respawn" and row.at_next_loss is not None)
     assert plan_of(best(search(replace(now, arriving=())))).strategy == "respawn", "without it the wait is for good"
 
 
@@ -341,4 +341,4 @@ def test_what_has_to_survive_losses_does_so_at_once_where_it_was_asked_for() -> 
     exposed = {row.strategy for row in search(now, "reroute") if row.plan is not None}
     first = search(replace(now, aim=Aim(survive=1)))[0]
 
-    assert exposed == {"reroute"} and first.outlook is not None and first.outlook.n_holders >= 2
+    assert exposed == {"reroute"} and first.at_next_loss is not None and first.at_next_loss.n_holders >= 2

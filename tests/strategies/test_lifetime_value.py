@@ -212,8 +212,8 @@ def test_layouts_that_do_not_survive_what_they_have_to_are_refused_with_the_reas
 
 def then_of(start: Situation, candidate: Candidate) -> list[tuple[float, float | None]]:
     (seen,) = with_next_losses(start, [candidate])
-    assert seen.outlook is not None
-    return [(loss.share, loss.step_s) for loss in seen.outlook.next_losses]
+    assert seen.at_next_loss is not None
+    return [(loss.share, loss.step_s) for loss in seen.at_next_loss.next_losses]
 
 
 @pytest.mark.parametrize(("n_ranks", "n_idle"), [(6, 2), (6, 1)])

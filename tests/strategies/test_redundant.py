@@ -85,8 +85,8 @@ def test_a_single_pipeline_is_looked_for_where_no_other_layout_survives_the_loss
     ]
     of = profile(rows, 4, ranks_per_node=3, inter=Link(1e-5, 1e2), memory_bytes=2818)
     chosen = best(initial_plan(situation(of, None, range(4), aim=Aim(survive_nodes=1)), "auto"))
-    assert chosen is not None and chosen.plan is not None and chosen.outlook is not None
-    assert len(chosen.plan.pipelines) == 1 and chosen.outlook.n_nodes == 2
+    assert chosen is not None and chosen.plan is not None and chosen.at_next_loss is not None
+    assert len(chosen.plan.pipelines) == 1 and chosen.at_next_loss.n_nodes == 2
 
 
 def test_what_has_two_holders_is_not_kept() -> None:

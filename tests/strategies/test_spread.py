@@ -23,7 +23,7 @@ from perfmodel.worth.reliability import ExpectedChange
 from strategies.search import initial_plan, rescore, search
 from strategies.search.next_loss import with_next_losses
 from strategies.search.ranking import Order
-from strategies.situation import NODE_PRICE, Aim, Candidate, NextLoss, Objective, Outlook, Situation
+from strategies.situation import NODE_PRICE, Aim, AtNextLoss, Candidate, NextLoss, Objective, Situation
 from tests import job_events
 from tests.launcher.coordinator import talk as coordinator_talk
 from tests.planning import first_plan, layer, profile, situation, without
@@ -188,11 +188,11 @@ def test_steps_after_the_next_loss_count_where_they_are_the_plans_own() -> None:
     """At a rate so low that a worth is the mean of the samples a second before and after the next loss."""
     change = ExpectedChange(1e9)
     (one,) = (c for c in initial_plan(situation(job(), None, range(4)), "4x1") if c.plan is not None)
-    assert one.estimate is not None and one.outlook is not None
+    assert one.estimate is not None and one.at_next_loss is not None
     step_s = one.estimate.step_s
     for is_own, expected in ((True, 1 - 1 / 1.05), (False, (1 - 1 / 1.05) / 2)):
         after = (NextLoss(1.0, step_s, 0.0, is_own=is_own),)
-        (row,) = rescore([replace(one, outlook=Outlook(2, 2, after))], change, Aim(), search_s=0.0)
+        (row,) = rescore([replace(one, at_next_loss=AtNextLoss(2, 2, after))], change, Aim(), search_s=0.0)
         assert row.worth_spread == pytest.approx(expected, rel=1e-4)
 
 
@@ -205,7 +205,7 @@ def test_steps_after_the_next_loss_are_a_plans_own_if_they_are_longer_where_its_
     for row in rows:
         assert row.estimate is not None
         slower = replace(row, estimate=replace(row.estimate, step_s=1.0001 * row.estimate.step_s))
-        losses, later = (with_next_losses(state, [of])[0].outlook for of in (row, slower))
+        losses, later = (with_next_losses(state, [of])[0].at_next_loss for of in (row, slower))
         assert losses is not None and later is not None
         known = [
             (loss, then) for loss, then in zip(losses.next_losses, later.next_losses, strict=True) if loss.step_s is not None
@@ -281,13 +281,13 @@ def test_an_error_that_all_prices_have_in_common_cancels(factor: float) -> None:
 
 def test_what_survives_less_is_no_tie_however_good() -> None:
     table = initial_plan(situation(job(), None, range(8)), "auto")
-    first = next(c for c in table if c.plan is not None and c.outlook is not None and c.outlook.n_holders > 1)
-    assert first.outlook is not None
-    exposed = replace(first, outlook=replace(first.outlook, n_holders=1))
+    first = next(c for c in table if c.plan is not None and c.at_next_loss is not None and c.at_next_loss.n_holders > 1)
+    assert first.at_next_loss is not None
+    exposed = replace(first, at_next_loss=replace(first.at_next_loss, n_holders=1))
     order = Order([first], Aim())
     assert order.are_tied(first, first)
     assert not order.are_tied(exposed, first)
-    on_a_node, apart = (replace(first, outlook=replace(first.outlook, n_nodes=n)) for n in (1, 2))
+    on_a_node, apart = (replace(first, at_next_loss=replace(first.at_next_loss, n_nodes=n)) for n in (1, 2))
     assert on_a_node.worth_spread < NODE_PRICE, "whose price counts as in the ranking"
     assert not order.are_tied(on_a_node, apart) and order.are_tied(apart, on_a_node)
 
