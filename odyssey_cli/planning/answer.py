@@ -84,18 +84,19 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
 
 def _cost(answer: Answer) -> str:
     """What the next loss takes, and what failures cost of every hour, as the layout now stands."""
-    at_next_loss, prospect = answer.at_next_loss, answer.prospect
+    at_next_loss, lifetime_value = answer.at_next_loss, answer.lifetime_value
     part = at_next_loss.share_of_restarts
     ends = f"; {quantities.percent(part)} of losses end the job" if part >= 0.005 else ""
-    return f"a loss takes {quantities.seconds(at_next_loss.cost_s)} from training{ends}\n{hourly(prospect)}"
+    return f"a loss takes {quantities.seconds(at_next_loss.cost_s)} from training{ends}\n{hourly(lifetime_value)}"
 
 
-def hourly(prospect: LifetimeValue) -> str:
+def hourly(lifetime_value: LifetimeValue) -> str:
     """What failures cost of every hour of a job, in seconds of training."""
     lost, stopped, slower = (
-        quantities.seconds(3600 * part) for part in (prospect.lost, prospect.stopped, max(0.0, prospect.slower))
+        quantities.seconds(3600 * part)
+        for part in (lifetime_value.lost, lifetime_value.stopped, max(0.0, lifetime_value.slower))
     )
-    over = f"over {quantities.seconds(prospect.horizon_s)}, with {prospect.n_losses:.2g} losses"
+    over = f"over {quantities.seconds(lifetime_value.horizon_s)}, with {lifetime_value.n_losses:.2g} losses"
     return f"failures cost {lost} of every hour {over}: {stopped} stopped or redone, {slower} by slower steps"
 
 

@@ -35,9 +35,9 @@ class Answer(msgspec.Struct, frozen=True):
     """What `odyssey plan` says: the layout now, and every kind of loss that was asked for, the fastest outcome first.
 
     `starts`: the layouts that a job could start with, best first; empty for a job that runs. `at_next_loss`: what the layout
-    now leaves for the next loss, `prospect`: what failures cost it over a given time. `method`: which of the `n_placements`
-    ways to lose ranks were looked at. `joined`: what is done when ranks come, to the layout now or to the one after the outcome
-    that is shown; None where nobody asks, or training does not go on until then.
+    now leaves for the next loss, `lifetime_value`: what failures cost it over a given time. `method`: which of the
+    `n_placements` ways to lose ranks were looked at. `joined`: what is done when ranks come, to the layout now or to the one
+    after the outcome that is shown; None where nobody asks, or training does not go on until then.
     """
 
     source: str
@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
     aim: Aim
     starts: tuple[Candidate, ...]
     at_next_loss: AtNextLoss
-    prospect: LifetimeValue
+    lifetime_value: LifetimeValue
     n_placements: int
     method: str
     outcomes: tuple[Outcome, ...]
@@ -109,7 +109,7 @@ def ask(
         aim=aim,
         starts=tuple(starts),
         at_next_loss=next_loss_of(here, as_it_is),
-        prospect=lifetime_values(here, [as_it_is], horizon_s, steps)[0],
+        lifetime_value=lifetime_values(here, [as_it_is], horizon_s, steps)[0],
         n_placements=run.n_placements,
         method=run.method,
         outcomes=run.outcomes,

@@ -78,7 +78,7 @@ def _spares(answer: Spares, mark: str) -> list[RenderableType]:
         chosen = Text(mark if spare is best else "", style="green")
         held_back.add_row(chosen, *_spare_cells(spare), style="bold" if spare is best else "")
     for spare in answer.added:
-        at_work = "-" if spare.training is None else precise(spare.training.prospect.samples_per_s)
+        at_work = "-" if spare.training is None else precise(spare.training.lifetime_value.samples_per_s)
         added.add_row("", *_spare_cells(spare), at_work)
     notes = [
         _advice(answer),
@@ -104,12 +104,12 @@ def _spare_cells(spare: Spare) -> list[str]:
     start = spare.start
     if start is None:
         return [str(spare.n_idle), "no layout", *["-"] * 4]
-    after = quantities.percent(start.prospect.after_per_s / start.samples_per_s)
+    after = quantities.percent(start.lifetime_value.after_per_s / start.samples_per_s)
     return [str(start.n_idle), start.form, *_cells(start), after]
 
 
 def _cells(start: Start) -> list[str]:
-    rates = precise(start.samples_per_s), precise(start.prospect.samples_per_s)
+    rates = precise(start.samples_per_s), precise(start.lifetime_value.samples_per_s)
     return [*rates, next_loss(start.at_next_loss)]
 
 

@@ -30,7 +30,7 @@ class Start(msgspec.Struct, frozen=True):
     step_s: float
     samples_per_s: float
     at_next_loss: AtNextLoss
-    prospect: LifetimeValue
+    lifetime_value: LifetimeValue
 
 
 class Layouts(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Spares(msgspec.Struct, frozen=True):
     @property
     def best(self) -> Spare | None:
         """The one of those held back with the most useful work; the first of equal ones."""
-        able = [(spare.start.prospect.samples_per_s, spare) for spare in self.held_back if spare.start is not None]
+        able = [(spare.start.lifetime_value.samples_per_s, spare) for spare in self.held_back if spare.start is not None]
         return max(able, key=lambda row: row[0], default=(0.0, None))[1]
 
 
@@ -102,7 +102,7 @@ def ask_layouts(found: source.Source, layout: str, change: ExpectedChange, aim: 
         expected_change=change,
         horizon_s=horizon_s,
         chosen=starts[0].layout if lengths is None else layout_text(lengths),
-        starts=tuple(sorted(starts, key=lambda start: -start.prospect.samples_per_s)),
+        starts=tuple(sorted(starts, key=lambda start: -start.lifetime_value.samples_per_s)),
         refused=tuple(refused),
         search_s=time.perf_counter() - began,
     )
@@ -150,7 +150,7 @@ def ask_spares(
 def _starts(situation: Situation, candidates: Sequence[Candidate], horizon_s: float, steps: Steps) -> list[Start]:
     """Make them of candidates with plans."""
     rows = []
-    for candidate, prospect in zip(candidates, lifetime_values(situation, candidates, horizon_s, steps), strict=True):
+    for candidate, lifetime_value in zip(candidates, lifetime_values(situation, candidates, horizon_s, steps), strict=True):
         plan, estimate = candidate.plan, candidate.estimate
         assert plan is not None and estimate is not None
         rows.append(
@@ -162,7 +162,7 @@ def _starts(situation: Situation, candidates: Sequence[Candidate], horizon_s: fl
                 step_s=estimate.step_s,
                 samples_per_s=plan.global_batch / estimate.step_s,
                 at_next_loss=next_loss_of(situation, candidate),
-                prospect=prospect,
+                lifetime_value=lifetime_value,
             )
         )
     return rows

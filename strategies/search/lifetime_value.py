@@ -112,7 +112,7 @@ def lifetime_values(
         lives = [_Life(situation, steps, least, plan, estimate, horizon_s) for plan, estimate in priced]
         numbers = {n for life in lives for n in life.often()}
         if not [n for n in sorted(numbers) if steps.search(n)]:
-            return [life.prospect() for life in lives]
+            return [life.value() for life in lives]
 
 
 class _At(NamedTuple):
@@ -151,7 +151,7 @@ class _Life:
         least_s = SHARE * sum(time_s.values())
         return {n for n, there_s in time_s.items() if there_s >= least_s}
 
-    def prospect(self) -> LifetimeValue:
+    def value(self) -> LifetimeValue:
         change_s, first_s = self._situation.seconds_to_change, self._estimate.step_s
         work = slower = n_losses = n_ends = 0.0
         for at, seconds in self._found.items():

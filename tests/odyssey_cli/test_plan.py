@@ -266,18 +266,18 @@ def test_layouts_are_compared_by_what_is_useful_at_this_rate_of_losses(folder: P
     assert main([*asked, "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
 
-    useful = [start["prospect"]["samples_per_s"] for start in answer["starts"]]
+    useful = [start["lifetime_value"]["samples_per_s"] for start in answer["starts"]]
     assert useful == sorted(useful, reverse=True) and len(useful) >= 6
-    assert all(start["prospect"]["samples_per_s"] < start["samples_per_s"] for start in answer["starts"])
+    assert all(start["lifetime_value"]["samples_per_s"] < start["samples_per_s"] for start in answer["starts"])
     (single,) = (start for start in answer["starts"] if start["layout"] == "1x16")
-    assert single["prospect"]["n_ends"] < 0.5
+    assert single["lifetime_value"]["n_ends"] < 0.5
     (marked,) = (line for line in out.splitlines() if line.startswith("▸  "))
     assert marked.split()[1] == answer["chosen"]
     rows = [line.split()[0] for line in out.splitlines()[3:] if line.startswith("   ")]
     assert sorted([*rows, answer["chosen"]]) == sorted(start["layout"] for start in answer["starts"])
     assert main([*asked, "--json", "--protect", "none"]) == 0
     (single,) = (its for its in json.loads(capfd.readouterr().out)["starts"] if its["layout"] == "1x16")
-    assert single["prospect"]["n_ends"] > 0.9
+    assert single["lifetime_value"]["n_ends"] > 0.9
     assert "16x1: no split of 34 layers in one stage fits 80.0 GB each" in out
     assert max(map(len, out.splitlines())) <= 80
 
@@ -292,9 +292,9 @@ def test_spares_are_shown_held_back_and_added(folder: Path, capfd: pytest.Captur
     assert [(spare["n_ranks"], spare["n_idle"]) for spare in answer["held_back"]] == [(16, 0), (16, 8)]
     (added,) = answer["added"]
     assert (added["n_ranks"], added["n_idle"], added["start"]["n_idle"]) == (24, 8, 8)
-    none, with_spare = (spare["start"]["prospect"] for spare in (answer["held_back"][0], added))
+    none, with_spare = (spare["start"]["lifetime_value"] for spare in (answer["held_back"][0], added))
     assert none["n_losses"] < with_spare["n_losses"]  # which has more nodes to lose
-    assert none["samples_per_s"] < with_spare["samples_per_s"] < added["training"]["prospect"]["samples_per_s"]
+    assert none["samples_per_s"] < with_spare["samples_per_s"] < added["training"]["lifetime_value"]["samples_per_s"]
     assert "held back, of 16 ranks" in out and "added to 16 ranks" in out and "most useful work with none held back" in out
     assert "in the mean over 12.0 h" in out
     assert max(map(len, out.splitlines())) <= 80
@@ -309,11 +309,11 @@ def test_what_failures_cost_of_an_hour_is_what_they_take_from_useful_work(
     assert main([*asked, "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
 
-    prospect, rate = answer["prospect"], answer["now"]["global_batch"] / answer["step_s"]
-    lost = 1 - prospect["samples_per_s"] / rate
+    lifetime_value, rate = answer["lifetime_value"], answer["now"]["global_batch"] / answer["step_s"]
+    lost = 1 - lifetime_value["samples_per_s"] / rate
     assert line.startswith(f"failures cost {lost * 60:.0f} min of every hour over 6.0 h, with ")
-    assert lost == pytest.approx(prospect["stopped"] + prospect["slower"])
-    assert 3 < prospect["n_losses"] < 6  # some of six strike what is gone
+    assert lost == pytest.approx(lifetime_value["stopped"] + lifetime_value["slower"])
+    assert 3 < lifetime_value["n_losses"] < 6  # some of six strike what is gone
 
 
 # -- ranks that come ---------------------------------------------------------------------------------------------------

@@ -144,21 +144,21 @@ def test_useful_work_of_a_plan_is_that_of_jobs_that_are_played_out_with_the_sear
     assert candidate.plan is not None
     drawn = [jobs.samples(candidate.plan, horizon_s, draw) / horizon_s for _ in range(n_jobs)]
 
-    (prospect,) = lifetime_values(start, [candidate], horizon_s, Steps(start))
+    (lifetime_value,) = lifetime_values(start, [candidate], horizon_s, Steps(start))
 
     assert stdev(drawn) / math.sqrt(n_jobs) < 0.006 * fmean(drawn)
-    assert prospect.samples_per_s == pytest.approx(fmean(drawn), rel=0.02)
+    assert lifetime_value.samples_per_s == pytest.approx(fmean(drawn), rel=0.02)
     assert candidate.estimate is not None
     without_losses = candidate.plan.global_batch / candidate.estimate.step_s
-    assert prospect.samples_per_s == pytest.approx(without_losses * (1 - prospect.stopped - prospect.slower))
+    assert lifetime_value.samples_per_s == pytest.approx(without_losses * (1 - lifetime_value.stopped - lifetime_value.slower))
 
 
 def test_where_losses_are_rare_hardly_anything_is_lost() -> None:
     start = situation(toy(), None, range(6), seconds_to_change=1e9)
     (candidate,) = initial_plan(start, "2x3")
-    (prospect,) = lifetime_values(start, [candidate], 1000.0, Steps(start))
-    assert prospect.n_losses == pytest.approx(1e-6, rel=1e-3)
-    assert 0 < prospect.lost < 1e-6
+    (lifetime_value,) = lifetime_values(start, [candidate], 1000.0, Steps(start))
+    assert lifetime_value.n_losses == pytest.approx(1e-6, rel=1e-3)
+    assert 0 < lifetime_value.lost < 1e-6
 
 
 def test_a_time_with_more_losses_than_can_be_gone_through_is_an_error() -> None:
