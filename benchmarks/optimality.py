@@ -165,7 +165,7 @@ class Everything:
 
 
 @dataclass(frozen=True)
-class Draft:
+class Arrangement:
     """A plan to be; workers in no pipeline are idle."""
 
     ranges: tuple[Ranges, ...]
@@ -173,7 +173,7 @@ class Draft:
     share: tuple[int, ...]
 
     @classmethod
-    def of(cls, plan: Plan) -> Draft:
+    def of(cls, plan: Plan) -> Arrangement:
         return cls(
             tuple(tuple((stage.first, stage.stop) for stage in pipeline.stages) for pipeline in plan.pipelines),
             tuple(tuple(stage.worker or 0 for stage in pipeline.stages) for pipeline in plan.pipelines),
@@ -181,7 +181,7 @@ class Draft:
         )
 
 
-def long_search(situation: Situation, judge: Judge, draw: random.Random, beginning: Draft, n_steps: int) -> float:
+def long_search(situation: Situation, judge: Judge, draw: random.Random, beginning: Arrangement, n_steps: int) -> float:
     """What the best plan is worth that random steps lead to, most of them upwards (simulated annealing)."""
     now = beginning
     value = most = judge.best_of(plan_of(situation, now.ranges, now.workers, now.share))
@@ -197,7 +197,7 @@ def long_search(situation: Situation, judge: Judge, draw: random.Random, beginni
     return most
 
 
-def random_step(situation: Situation, draw: random.Random, at: Draft) -> Draft | None:
+def random_step(situation: Situation, draw: random.Random, at: Arrangement) -> Arrangement | None:
     """Two workers swapped, an idle one taken, a layer or a micro-batch moved on, or a stage taken from one pipeline for
     another."""
     ranges, rows, share = list(at.ranges), list(map(list, at.workers)), list(at.share)
@@ -235,7 +235,7 @@ def random_step(situation: Situation, draw: random.Random, at: Draft) -> Draft |
             return None
         rows[q].insert(draw.randrange(len(rows[q]) + 1), rows[p].pop(draw.randrange(len(rows[p]))))
         ranges[p], ranges[q] = (even(situation.profile, len(rows[r])) for r in (p, q))
-    return Draft(tuple(ranges), tuple(map(tuple, rows)), tuple(share))
+    return Arrangement(tuple(ranges), tuple(map(tuple, rows)), tuple(share))
 
 
 def even(profile: Profile, n_stages: int) -> Ranges:
@@ -249,7 +249,7 @@ def even(profile: Profile, n_stages: int) -> Ranges:
     return tuple(pairwise([*cuts, len(profile.layers)]))
 
 
-def beginnings(situation: Situation, draw: random.Random) -> Iterator[Draft]:
+def beginnings(situation: Situation, draw: random.Random) -> Iterator[Arrangement]:
     """Even layouts of every number of pipelines, their workers in a row and shuffled."""
     n_alive, n_layers, n_micro_batches = len(situation.alive), len(situation.profile.layers), n_micro_batches_of(situation)
     for n in range(2, min(n_alive, n_micro_batches) + 1):
@@ -260,7 +260,7 @@ def beginnings(situation: Situation, draw: random.Random) -> Iterator[Draft]:
         for workers in (list(situation.alive), draw.sample(situation.alive, n_alive)):
             left = iter(workers)
             rows = tuple(tuple(islice(left, length)) for length in lengths)
-            yield Draft(tuple(even(situation.profile, length) for length in lengths), rows, share)
+            yield Arrangement(tuple(even(situation.profile, length) for length in lengths), rows, share)
 
 
 # -- the benchmark -----------------------------------------------------------------------------------------------------
@@ -306,10 +306,10 @@ def measure_large(number: int) -> dict[str, Cell] | None:
     draw, judge = random.Random(f"{SEED} steps {number}"), Judge(situation)
     others = sorted(
         beginnings(situation, draw),
-        key=lambda draft: -judge.of(plan_of(situation, draft.ranges, draft.workers, draft.share)),
+        key=lambda arrangement: -judge.of(plan_of(situation, arrangement.ranges, arrangement.workers, arrangement.share)),
     )
-    ways = [Draft.of(found), *others[:3]]
-    most = max(long_search(situation, judge, draw, draft, N_STEPS // len(ways)) for draft in ways)
+    ways = [Arrangement.of(found), *others[:3]]
+    most = max(long_search(situation, judge, draw, arrangement, N_STEPS // len(ways)) for arrangement in ways)
     return row_of("large", number, situation, found, judge.of(found), max(most, judge.of(found)), N_STEPS, "-")
 
 

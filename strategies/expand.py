@@ -17,7 +17,7 @@ from odyssey.plan.worker import Worker
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import assign, n_micro_batches_of
 from strategies.building.effort import WORTH
-from strategies.building.layout_to_plan import Draft
+from strategies.building.layout_to_plan import UnplacedLayout
 from strategies.building.placement_score import PlacementScore
 from strategies.building.regrouping import additions, closed_s, in_force, n_without_place, regrouped, repairs
 from strategies.building.routing import routed
@@ -36,20 +36,20 @@ def grow(situation: Situation) -> list[Proposal]:
     shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
     now = _with_whole_gaps(shapes, in_force(situation, plan))
     n_lost = sum(worker is None for _, row in now for worker in row)
-    drafts = repairs(situation, shapes, now) if n_lost else []
-    base = drafts[0] if drafts else now
-    drafts = [*additions(shapes, base, n_without_place(situation, base)), *drafts]
+    unplaced = repairs(situation, shapes, now) if n_lost else []
+    base = unplaced[0] if unplaced else now
+    unplaced = [*additions(shapes, base, n_without_place(situation, base)), *unplaced]
     slowest_s = math.inf if n_lost else closed_s(shapes, now) / WORTH
-    found = regrouped(PlacementScore(situation, shapes), NAME, plan, drafts, slowest_s)
+    found = regrouped(PlacementScore(situation, shapes), NAME, plan, unplaced, slowest_s)
     if n_lost > len(situation.unused):
         found += _partly_routed(situation, now)
     return found or [Proposal(NAME, None, f"no layout of {len(situation.alive)} workers is faster by closed form")]
 
 
-def _with_whole_gaps(shapes: Shapes, draft: Draft) -> Draft:
+def _with_whole_gaps(shapes: Shapes, layout: UnplacedLayout) -> UnplacedLayout:
     """The same with lost places that follow each other, of one stage that was cut to be routed, in one again, if one worker has
     room for it."""
-    return [_with_whole_gap(shapes, ranges, row) for ranges, row in draft]
+    return [_with_whole_gap(shapes, ranges, row) for ranges, row in layout]
 
 
 def _with_whole_gap(shapes: Shapes, ranges: Ranges, row: Sequence[Worker | None]) -> tuple[Ranges, list[Worker | None]]:
@@ -63,7 +63,7 @@ def _with_whole_gap(shapes: Shapes, ranges: Ranges, row: Sequence[Worker | None]
     return (whole, [worker for _, worker in found]) if shapes.fits(whole) else (ranges, list(row))
 
 
-def _partly_routed(situation: Situation, now: Draft) -> list[Proposal]:
+def _partly_routed(situation: Situation, now: UnplacedLayout) -> list[Proposal]:
     """The plan in force with some of its lost places taken, first of pipelines that miss fewest."""
     gaps = [(row.count(None), p, s) for p, (_, row) in enumerate(now) for s, worker in enumerate(row) if worker is None]
     taken = [(p, s) for _, p, s in sorted(gaps)[: len(situation.unused)]]

@@ -11,7 +11,7 @@ from functools import partial
 
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.effort import FEW_WORKERS
-from strategies.building.layout_to_plan import Draft, no_layout, realise
+from strategies.building.layout_to_plan import UnplacedLayout, no_layout, realise
 from strategies.building.layouts import layouts
 from strategies.building.placement_score import PlacementScore
 from strategies.building.shapes import Shapes, shapes_of
@@ -47,7 +47,7 @@ def start(situation: Situation) -> list[Proposal | Candidate]:
         chosen = [lengths]
     rows: list[Proposal | Candidate] = []
     for row in chosen:
-        draft: Draft = []
+        layout: UnplacedLayout = []
         for n_stages in row:
             shape = shapes.of(n_stages)
             if shape is None:
@@ -56,9 +56,9 @@ def start(situation: Situation) -> list[Proposal | Candidate]:
                 reason = f"no split of {n_layers} layers in {stages} fits {limit:.1f} GB each"
                 rows.append(Proposal(NAME, None, reason))
                 break
-            draft.append((shape.ranges, [None] * n_stages))
+            layout.append((shape.ranges, [None] * n_stages))
         else:
-            rows.append(attempt(NAME, partial(realise, worth, NAME, draft)))
+            rows.append(attempt(NAME, partial(realise, worth, NAME, layout)))
     return rows or [Proposal(NAME, None, no_layout(situation, n_workers))]
 
 

@@ -207,12 +207,12 @@ def _partly_routed(situation: Situation, plan: Plan, slow: set[Worker]) -> list[
     shares, samples = [len(its.micro_batches) for its in plan.pipelines], [its.n_samples for its in plan.pipelines]
     rule = msgspec.structs.replace(plan.schedule, orders=())
     try:
-        draft = compose(situation, NAME, stages, shares, samples=samples, routes=routes, schedule=rule)
+        composed = compose(situation, NAME, stages, shares, samples=samples, routes=routes, schedule=rule)
     except PlanError as error:
         return [Proposal(NAME, None, error.what)]
-    ways, _ = ordered(draft, situation.costs, 0.0)
+    ways, _ = ordered(composed, situation.costs, 0.0)
     orders = [msgspec.structs.replace(rule, orders=way.orders) for way in ways]
-    return [Proposal(NAME, msgspec.structs.replace(draft, schedule=schedule), "") for schedule in orders]
+    return [Proposal(NAME, msgspec.structs.replace(composed, schedule=schedule), "") for schedule in orders]
 
 
 def _routes(situation: Situation, plan: Plan, worker: Worker, slow: set[Worker]) -> list[Route]:

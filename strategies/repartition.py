@@ -26,8 +26,8 @@ def propose(situation: Situation) -> list[Proposal]:
     if plan is None:
         return []
     shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
-    drafts = repairs(situation, shapes, in_force(situation, plan))
-    if drafts and situation.arrived:
-        drafts += additions(shapes, drafts[0], n_without_place(situation, drafts[0]))
-    found = regrouped(PlacementScore(situation, shapes), NAME, plan, drafts)
+    unplaced = repairs(situation, shapes, in_force(situation, plan))
+    if unplaced and situation.arrived:
+        unplaced += additions(shapes, unplaced[0], n_without_place(situation, unplaced[0]))
+    found = regrouped(PlacementScore(situation, shapes), NAME, plan, unplaced)
     return found or [Proposal(NAME, None, no_layout(situation, len(situation.alive)))]

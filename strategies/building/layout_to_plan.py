@@ -1,4 +1,4 @@
-"""Drafts: a layout with its layer ranges, before its workers are chosen, and the Plan that comes of it."""
+"""A layout with its layer ranges, before its workers are chosen, and the Plan that comes of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strategies.situation import Proposal, Situation
 N_SHARES = 6
 """Ways to give a micro-batch from one pipeline to another that are tried."""
 
-Draft = list[tuple[Ranges, list[Worker | None]]]
+UnplacedLayout = list[tuple[Ranges, list[Worker | None]]]
 """Pipelines as layer ranges, and for each stage the worker that has it now."""
 
 
@@ -32,21 +32,21 @@ def no_layout(situation: Situation, n_workers: int) -> str:
     return f"no split of {len(profile.layers)} layers over at most {n_workers} workers fits {limit:.1f} GB each"
 
 
-def realise(worth: PlacementScore, strategy: str, draft: Draft) -> Proposal:
-    """A plan of a draft: workers as placement has it, shares by speed."""
+def realise(worth: PlacementScore, strategy: str, layout: UnplacedLayout) -> Proposal:
+    """A plan of a layout: workers as placement has it, shares by speed."""
     situation, shapes = worth.situation, worth.shapes
     slots: list[Slot] = [
-        (first, stop, worker) for ranges, workers in draft for (first, stop), worker in zip(ranges, workers, strict=True)
+        (first, stop, worker) for ranges, workers in layout for (first, stop), worker in zip(ranges, workers, strict=True)
     ]
     n_micro_batches = shapes.n_micro_batches
-    if len(draft) > n_micro_batches:
-        few = f"{len(draft)} pipelines for {n_micro_batches} micro-batches of {batch_of(situation)[1]}"
+    if len(layout) > n_micro_batches:
+        few = f"{len(layout)} pipelines for {n_micro_batches} micro-batches of {batch_of(situation)[1]}"
         return Proposal(strategy, None, few)
     if len(slots) > len(situation.alive):
-        text = "+".join(str(len(ranges)) for ranges, _ in draft)
+        text = "+".join(str(len(ranges)) for ranges, _ in layout)
         return Proposal(strategy, None, f"{text} needs {len(slots)} workers, {len(situation.alive)} are left")
     try:
-        return Proposal(strategy, _best(worth, strategy, place(worth, [ranges for ranges, _ in draft], slots)), "")
+        return Proposal(strategy, _best(worth, strategy, place(worth, [ranges for ranges, _ in layout], slots)), "")
     except PlanError as error:
         return Proposal(strategy, None, error.what)
 

@@ -4,7 +4,7 @@
 becomes a shorter one, borrows workers of longer ones, or merges with another (Oobleck), whatever is faster. *Additions*: who is
 left over makes pipelines longer, or new ones. *Renewals*: the best few of all layouts for this many workers.
 
-A layout is a Draft until its workers are chosen (layout_to_plan.py).
+A layout is an UnplacedLayout until its workers are chosen (layout_to_plan.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from odyssey.plan.worker import Worker
 from perfmodel.step.costs import has_halves
 from strategies.building.closed_form import Ranges
 from strategies.building.effort import FEW_WORKERS, MANY_WORKERS, WORTH
-from strategies.building.layout_to_plan import Draft, realise
+from strategies.building.layout_to_plan import UnplacedLayout, realise
 from strategies.building.layouts import layouts, partitions
 from strategies.building.placement_score import PlacementScore
 from strategies.building.shapes import Shapes
@@ -33,30 +33,30 @@ N_ADDED = 2
 """So many ways to add workers are priced, the best by closed form."""
 
 
-def in_force(situation: Situation, plan: Plan) -> Draft:
+def in_force(situation: Situation, plan: Plan) -> UnplacedLayout:
     """The pipelines of a plan, without the workers that are lost or leaving."""
     alive = set(situation.alive)
     return [(pipeline.ranges, _workers(pipeline, alive)) for pipeline in plan.pipelines]
 
 
-def n_without_place(situation: Situation, draft: Draft) -> int:
-    """Workers that are there beyond those that a draft has stages for."""
-    return len(situation.alive) - sum(len(ranges) for ranges, _ in draft)
+def n_without_place(situation: Situation, layout: UnplacedLayout) -> int:
+    """Workers that are there beyond those that a layout has stages for."""
+    return len(situation.alive) - sum(len(ranges) for ranges, _ in layout)
 
 
-def closed_s(shapes: Shapes, draft: Draft) -> float:
+def closed_s(shapes: Shapes, layout: UnplacedLayout) -> float:
     """Step time by closed form, in halves where that is faster. A renewed layout moves more than a repaired one, so it must at
     least be faster by this."""
-    whole = Counter(shapes.shape(ranges) for ranges, _ in draft)
+    whole = Counter(shapes.shape(ranges) for ranges, _ in layout)
     if not has_halves(shapes.profile):
         return shapes.closed_s(whole)
     return min(shapes.closed_s(whole), shapes.in_halves_s(whole))
 
 
 def regrouped(
-    worth: PlacementScore, strategy: str, plan: Plan, drafts: Sequence[Draft], slowest_s: float = math.inf
+    worth: PlacementScore, strategy: str, plan: Plan, unplaced: Sequence[UnplacedLayout], slowest_s: float = math.inf
 ) -> list[Proposal]:
-    """Plans of these drafts and of renewed ones; of few workers of all, of more of those that are faster than the first draft
+    """Plans of these layouts and of renewed ones; of few workers of all, of more of those that are faster than the first layout
     by closed form, or that survive what no other one does. Among the others none that takes longer than `slowest_s` by closed
     form."""
     situation, shapes = worth.situation, worth.shapes
@@ -68,30 +68,30 @@ def regrouped(
     few, many = n_workers <= FEW_WORKERS, n_workers > MANY_WORKERS
     n_renewed = N_RENEWED_OF_MANY if many else N_RENEWED_OF_FEW if few else N_RENEWED
     found = layouts(shapes, n_workers, n_renewed, also=is_safe, rooms=tuple(worth.rooms.values()))
-    renewals = [(draft, closed_s(shapes, draft)) for draft in (_renewed(situation, plan, shapes, its) for its in found)]
+    renewals = [(layout, closed_s(shapes, layout)) for layout in (_renewed(situation, plan, shapes, its) for its in found)]
     # What is slower by closed form is not realised of many workers: the moves of a large layout are tens of thousands.
     enough_s = min((its_s / WORTH for _, its_s in renewals), default=math.inf) if many else math.inf
-    first_s = closed_s(shapes, drafts[0]) if drafts else math.inf
-    taken = [draft for draft in drafts if closed_s(shapes, draft) <= slowest_s]
+    first_s = closed_s(shapes, unplaced[0]) if unplaced else math.inf
+    taken = [layout for layout in unplaced if closed_s(shapes, layout) <= slowest_s]
     enough_s = min(enough_s, slowest_s)
     for renewed, its_s in renewals:
-        is_safer = all(len(draft) < n_holders <= len(renewed) for draft in taken)
+        is_safer = all(len(layout) < n_holders <= len(renewed) for layout in taken)
         if is_safer or (its_s <= enough_s and (few or its_s < first_s)):
             taken.append(renewed)
     proposals = []
     seen = set()
-    for draft in sorted(taken, key=lambda draft: closed_s(shapes, draft)):  # the best first: others are soon seen to be none
-        key = tuple(sorted(ranges for ranges, _ in draft))
+    for layout in sorted(taken, key=lambda layout: closed_s(shapes, layout)):  # the best first: others are soon seen to be none
+        key = tuple(sorted(ranges for ranges, _ in layout))
         if key not in seen:
             seen.add(key)
-            proposals.append(realise(worth, strategy, draft))
+            proposals.append(realise(worth, strategy, layout))
     return proposals
 
 
 # -- repair ------------------------------------------------------------------------------------------------------------
 
 
-def repairs(situation: Situation, shapes: Shapes, left: Draft) -> list[Draft]:
+def repairs(situation: Situation, shapes: Shapes, left: UnplacedLayout) -> list[UnplacedLayout]:
     """Repair what is left of the plan in force. Short pipelines become shorter; or borrow, or merge, where that is faster by
     closed form."""
     ranges, workers = [its for its, _ in left], [row for _, row in left]
@@ -99,7 +99,7 @@ def repairs(situation: Situation, shapes: Shapes, left: Draft) -> list[Draft]:
     n_spare = len(situation.alive) - sum(worker is not None for row in workers for worker in row)
     lengths = _filled(full, [n - row.count(None) for n, row in zip(full, workers, strict=True)], n_spare)
 
-    def draft(repaired: Sequence[int]) -> Draft:
+    def layout(repaired: Sequence[int]) -> UnplacedLayout:
         return [
             (ranges[p], workers[p]) if n == full[p] else (shapes.known(n).ranges, [None] * n)
             for p, n in enumerate(repaired)
@@ -107,7 +107,7 @@ def repairs(situation: Situation, shapes: Shapes, left: Draft) -> list[Draft]:
         ]
 
     ways = [_shorter(full, lengths, shapes), _lent(full, lengths, shapes), _merged(full, lengths, shapes)]
-    first, *others = [draft(way) if way is not None and any(way) else None for way in ways]
+    first, *others = [layout(way) if way is not None and any(way) else None for way in ways]
     least = math.inf if first is None else closed_s(shapes, first)
     better = [other for other in others if other is not None and closed_s(shapes, other) < least]
     return ([first] if first is not None else []) + better
@@ -172,15 +172,15 @@ def _merged(full: Sequence[int], lengths: Sequence[int], shapes: Shapes) -> list
 # -- add ---------------------------------------------------------------------------------------------------------------
 
 
-def additions(shapes: Shapes, draft: Draft, n_spare: int) -> list[Draft]:
+def additions(shapes: Shapes, layout: UnplacedLayout, n_spare: int) -> list[UnplacedLayout]:
     """The best few with so many workers more: some of them in new pipelines, the others one by one in the shortest ones."""
-    found: dict[tuple[Ranges, ...], Draft] = {}
-    for lengths in _new(shapes, n_spare, shapes.n_micro_batches - len(draft)):
-        more = _longer(shapes, draft, n_spare - sum(lengths))
+    found: dict[tuple[Ranges, ...], UnplacedLayout] = {}
+    for lengths in _new(shapes, n_spare, shapes.n_micro_batches - len(layout)):
+        more = _longer(shapes, layout, n_spare - sum(lengths))
         more += [(shapes.known(n).ranges, [None] * n) for n in lengths]
-        if more != draft:
+        if more != layout:
             found.setdefault(tuple(sorted(ranges for ranges, _ in more)), more)
-    return heapq.nsmallest(N_ADDED, found.values(), key=lambda draft: closed_s(shapes, draft))
+    return heapq.nsmallest(N_ADDED, found.values(), key=lambda layout: closed_s(shapes, layout))
 
 
 def _new(shapes: Shapes, n_spare: int, n_most: int) -> Iterator[tuple[int, ...]]:
@@ -194,9 +194,9 @@ def _new(shapes: Shapes, n_spare: int, n_most: int) -> Iterator[tuple[int, ...]]
     yield from ((n,) * min(n_spare // n, n_most) for n in usable)
 
 
-def _longer(shapes: Shapes, draft: Draft, n_more: int) -> Draft:
+def _longer(shapes: Shapes, layout: UnplacedLayout, n_more: int) -> UnplacedLayout:
     """The shortest that can be are longer by one, as often as there is a worker for it."""
-    lengths = [len(ranges) for ranges, _ in draft]
+    lengths = [len(ranges) for ranges, _ in layout]
     short = [(n, p) for p, n in enumerate(lengths)]
     heapq.heapify(short)
     while n_more and short:
@@ -204,13 +204,13 @@ def _longer(shapes: Shapes, draft: Draft, n_more: int) -> Draft:
         if shapes.of(n + 1) is not None:
             lengths[p], n_more = n + 1, n_more - 1
             heapq.heappush(short, (n + 1, p))
-    return [row if n == len(row[0]) else (shapes.known(n).ranges, [None] * n) for row, n in zip(draft, lengths, strict=True)]
+    return [row if n == len(row[0]) else (shapes.known(n).ranges, [None] * n) for row, n in zip(layout, lengths, strict=True)]
 
 
 # -- renew -------------------------------------------------------------------------------------------------------------
 
 
-def _renewed(situation: Situation, plan: Plan, shapes: Shapes, lengths: Sequence[int]) -> Draft:
+def _renewed(situation: Situation, plan: Plan, shapes: Shapes, lengths: Sequence[int]) -> UnplacedLayout:
     """Pipelines of these lengths; those in force with such a length come first, with their splits where they are good."""
     alive = set(situation.alive)
     kept: dict[int, list[Pipeline]] = {}
@@ -218,16 +218,16 @@ def _renewed(situation: Situation, plan: Plan, shapes: Shapes, lengths: Sequence
         kept.setdefault(len(pipeline.stages), []).append(pipeline)
     for pipelines in kept.values():
         pipelines.sort(key=lambda pipeline: _workers(pipeline, alive).count(None), reverse=True)
-    draft: Draft = []
+    layout: UnplacedLayout = []
     for n_stages in lengths:
         best = shapes.of(n_stages)
         assert best is not None
         old = kept[n_stages].pop() if kept.get(n_stages) else None
         if old is not None and WORTH * shapes.shape(old.ranges).bottleneck_s <= best.bottleneck_s:
-            draft.append((old.ranges, _workers(old, alive)))
+            layout.append((old.ranges, _workers(old, alive)))
         else:
-            draft.append((best.ranges, [None] * n_stages))
-    return draft
+            layout.append((best.ranges, [None] * n_stages))
+    return layout
 
 
 def _workers(pipeline: Pipeline, alive: set[Worker]) -> list[Worker | None]:

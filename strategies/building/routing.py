@@ -101,7 +101,7 @@ def _proposals(
     shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
     samples = [pipeline.n_samples for pipeline in before.pipelines]
     try:
-        draft = compose(
+        composed = compose(
             *(situation, strategy, stages, shares),
             samples=samples,
             routes=routes,
@@ -113,9 +113,9 @@ def _proposals(
     except PlanError as error:
         return [Proposal(strategy, None, error.what)]
     if not routes:
-        return [Proposal(strategy, draft, "")]
-    schedules = [msgspec.structs.replace(rule, orders=way.orders) for way in ways(draft)]
-    return [Proposal(strategy, msgspec.structs.replace(draft, schedule=schedule), "") for schedule in schedules]
+        return [Proposal(strategy, composed, "")]
+    schedules = [msgspec.structs.replace(rule, orders=way.orders) for way in ways(composed)]
+    return [Proposal(strategy, msgspec.structs.replace(composed, schedule=schedule), "") for schedule in schedules]
 
 
 def _kept(before: Plan, stages: Sequence[Sequence[Stage]]) -> list[Keep]:
