@@ -30,14 +30,14 @@ def start(situation: Situation) -> list[Proposal | Candidate]:
     n_workers = len(situation.alive)
     n_layers = len(situation.profile.layers)
     shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
-    worth = PlacementScore(situation, shapes)
+    score = PlacementScore(situation, shapes)
     if lengths is None:
         at_least = max(2, situation.aim.n_ranks + 1)
 
         def is_safe(row: tuple[int, ...]) -> bool:
             return _n_nodes(situation, shapes, row) > max(1, situation.aim.n_nodes)
 
-        rooms = tuple(worth.rooms.values())
+        rooms = tuple(score.rooms.values())
         n_priced = N_PRICED_OF_FEW if n_workers <= FEW_WORKERS else N_PRICED
         chosen = layouts(shapes, n_workers, n_priced, at_least, is_safe, rooms)
         chosen = chosen or layouts(shapes, n_workers, n_priced, rooms=rooms)
@@ -58,7 +58,7 @@ def start(situation: Situation) -> list[Proposal | Candidate]:
                 break
             layout.append((shape.ranges, [None] * n_stages))
         else:
-            rows.append(attempt(NAME, partial(realise, worth, NAME, layout)))
+            rows.append(attempt(NAME, partial(realise, score, NAME, layout)))
     return rows or [Proposal(NAME, None, no_layout(situation, n_workers))]
 
 

@@ -32,9 +32,9 @@ def no_layout(situation: Situation, n_workers: int) -> str:
     return f"no split of {len(profile.layers)} layers over at most {n_workers} workers fits {limit:.1f} GB each"
 
 
-def realise(worth: PlacementScore, strategy: str, layout: UnplacedLayout) -> Proposal:
+def realise(score: PlacementScore, strategy: str, layout: UnplacedLayout) -> Proposal:
     """A plan of a layout: workers as placement has it, shares by speed."""
-    situation, shapes = worth.situation, worth.shapes
+    situation, shapes = score.situation, score.shapes
     slots: list[Slot] = [
         (first, stop, worker) for ranges, workers in layout for (first, stop), worker in zip(ranges, workers, strict=True)
     ]
@@ -46,17 +46,17 @@ def realise(worth: PlacementScore, strategy: str, layout: UnplacedLayout) -> Pro
         text = "+".join(str(len(ranges)) for ranges, _ in layout)
         return Proposal(strategy, None, f"{text} needs {len(slots)} workers, {len(situation.alive)} are left")
     try:
-        return Proposal(strategy, _best(worth, strategy, place(worth, [ranges for ranges, _ in layout], slots)), "")
+        return Proposal(strategy, _best(score, strategy, place(score, [ranges for ranges, _ in layout], slots)), "")
     except PlanError as error:
         return Proposal(strategy, None, error.what)
 
 
-def _best(worth: PlacementScore, strategy: str, placements: Sequence[Placed]) -> Plan:
+def _best(score: PlacementScore, strategy: str, placements: Sequence[Placed]) -> Plan:
     """The plan of the best placement by price; of one among several also with the better shares that small steps find."""
-    plans = [(placed, _composed(worth, strategy, placed, worth.shares(placed))) for placed in placements]
+    plans = [(placed, _composed(score, strategy, placed, score.shares(placed))) for placed in placements]
     if len(plans) == 1:
         return plans[0][1]
-    value, _, placed, plan = max((_priced(worth, placed, plan), -i, placed, plan) for i, (placed, plan) in enumerate(plans))
+    value, _, placed, plan = max((_priced(score, placed, plan), -i, placed, plan) for i, (placed, plan) in enumerate(plans))
     steps = list(permutations(range(len(plan.pipelines)), 2))[:N_SHARES]
     since = 0
     while since < len(steps):
@@ -65,24 +65,24 @@ def _best(worth: PlacementScore, strategy: str, placements: Sequence[Placed]) ->
         shares = [len(pipeline.micro_batches) for pipeline in plan.pipelines]
         if shares[giver] > 1:
             shares[giver], shares[taker] = shares[giver] - 1, shares[taker] + 1
-            other = _composed(worth, strategy, placed, shares)
-            if (its := _priced(worth, placed, other)) > value:
+            other = _composed(score, strategy, placed, shares)
+            if (its := _priced(score, placed, other)) > value:
                 value, plan, since = its, other, 0
     return plan
 
 
-def _composed(worth: PlacementScore, strategy: str, placed: Placed, shares: Sequence[int]) -> Plan:
+def _composed(score: PlacementScore, strategy: str, placed: Placed, shares: Sequence[int]) -> Plan:
     pipelines = [
         [Stage(worker, first, stop) for (first, stop), worker in zip(ranges, workers, strict=True)]
         for ranges, workers in zip(placed.ranges, placed.workers, strict=True)
     ]
-    return compose(worth.situation, strategy, pipelines, shares)
+    return compose(score.situation, strategy, pipelines, shares)
 
 
-def _priced(worth: PlacementScore, placed: Placed, plan: Plan) -> float:
+def _priced(score: PlacementScore, placed: Placed, plan: Plan) -> float:
     """Expected steps per second as `PlacementScore` has it, at the price; less than 0 where it does not fit."""
-    situation = worth.situation
-    estimate = price(plan, worth.costs, seconds_to_change=situation.seconds_to_change, search_s=0.0).estimate
+    situation = score.situation
+    estimate = price(plan, score.costs, seconds_to_change=situation.seconds_to_change, search_s=0.0).estimate
     if estimate.peak_bytes > situation.profile.cluster.memory_bytes:
         return -float(estimate.peak_bytes)
-    return situation.change.survival(estimate.transition.moves_s) / estimate.step_s * worth.risk(placed)
+    return situation.change.survival(estimate.transition.moves_s) / estimate.step_s * score.risk(placed)

@@ -42,57 +42,57 @@ Place = tuple[int, int]
 """Pipeline and stage."""
 
 
-def place(worth: PlacementScore, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list[Placed]:
+def place(score: PlacementScore, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list[Placed]:
     """The best placements found of pipelines with these layers, best first; more than one only for few workers, and only of a
     layout that might be the best of those that were placed so far. `slots`: of all stages, pipeline by pipeline."""
-    n_workers = len(worth.host)
+    n_workers = len(score.host)
     rows = tuple(ranges)
-    least = _least(worth, rows, slots)
+    least = _least(score, rows, slots)
     few = n_workers <= FEW_WORKERS
-    most_weighed = MOST_WEIGHED if worth.situation.plan is not None else MOST_WEIGHED_AT_START
-    if n_workers > most_weighed or not (few or worth.rooms or worth.nodes_matter):
+    most_weighed = MOST_WEIGHED if score.situation.plan is not None else MOST_WEIGHED_AT_START
+    if n_workers > most_weighed or not (few or score.rooms or score.nodes_matter):
         return [least]
-    beginnings = _beginnings(worth, rows, least)
-    if few and worth.is_exact:
-        for other in _other_splits(worth, rows):
+    beginnings = _beginnings(score, rows, least)
+    if few and score.is_exact:
+        for other in _other_splits(score, rows):
             slots = [(*layers, None) for row in other for layers in row]
-            beginnings += _beginnings(worth, other, _least(worth, other, slots))
+            beginnings += _beginnings(score, other, _least(score, other, slots))
     found: dict[Kind, Placed] = {}
     for placed in beginnings:
-        found.setdefault(worth.kind(placed), placed)
-    worth.most = most = max(worth.most, *map(worth.of, found.values()))
+        found.setdefault(score.kind(placed), placed)
+    score.most = most = max(score.most, *map(score.of, found.values()))
     lengths = [len(row) for row in rows]
-    is_known = None not in map(worth.shapes.of, lengths)  # what is in force may have been cut by other costs
-    if few and is_known and 1 / worth.shapes.least_s(lengths) < (1 - NODE_PRICE) * most:
-        return [max(found.values(), key=worth.of)]
-    n_beginnings = N_BEGINNINGS_AT_START if worth.situation.plan is None else N_BEGINNINGS
-    for beginning in heapq.nlargest(n_beginnings if few else 1, found.values(), key=worth.of):
-        _step(worth, beginning, (N_STEPS if few else N_STEPS_OF_MANY) // n_workers, found)
+    is_known = None not in map(score.shapes.of, lengths)  # what is in force may have been cut by other costs
+    if few and is_known and 1 / score.shapes.least_s(lengths) < (1 - NODE_PRICE) * most:
+        return [max(found.values(), key=score.of)]
+    n_beginnings = N_BEGINNINGS_AT_START if score.situation.plan is None else N_BEGINNINGS
+    for beginning in heapq.nlargest(n_beginnings if few else 1, found.values(), key=score.of):
+        _step(score, beginning, (N_STEPS if few else N_STEPS_OF_MANY) // n_workers, found)
     best: dict[Pattern, Placed] = {}
-    for placed in sorted(found.values(), key=worth.of, reverse=True):
-        best.setdefault(worth.pattern(placed), placed)
+    for placed in sorted(found.values(), key=score.of, reverse=True):
+        best.setdefault(score.pattern(placed), placed)
     return list(best.values())[: N_PRICED if few else 1]
 
 
-def _least(worth: PlacementScore, rows: Rows, slots: Sequence[Slot]) -> Placed:
+def _least(score: PlacementScore, rows: Rows, slots: Sequence[Slot]) -> Placed:
     """What moves the fewest bytes."""
-    least = Placed(rows, _rows(rows, assign(worth.situation, slots, sorted(worth.host))))
-    is_late = worth.situation.plan is not None
-    return _regrouped(worth, least) if is_late and worth.rooms and len(worth.host) <= MANY_WORKERS else least
+    least = Placed(rows, _rows(rows, assign(score.situation, slots, sorted(score.host))))
+    is_late = score.situation.plan is not None
+    return _regrouped(score, least) if is_late and score.rooms and len(score.host) <= MANY_WORKERS else least
 
 
-def _beginnings(worth: PlacementScore, rows: Rows, least: Placed) -> list[Placed]:
+def _beginnings(score: PlacementScore, rows: Rows, least: Placed) -> list[Placed]:
     """That, and where pipelines and stages keep to hosts."""
-    if not worth.rooms:
+    if not score.rooms:
         return [least]
     slots = [(*layers, None) for row in rows for layers in row]
-    return [least, *(Placed(rows, _rows(rows, _on_hosts(worth, slots, hosts))) for hosts in _hosts(worth, least))]
+    return [least, *(Placed(rows, _rows(rows, _on_hosts(score, slots, hosts))) for hosts in _hosts(score, least))]
 
 
-def _other_splits(worth: PlacementScore, rows: Rows) -> Iterator[Rows]:
+def _other_splits(score: PlacementScore, rows: Rows) -> Iterator[Rows]:
     """Other layers for the stages of pipelines, those of one length alike."""
     lengths = sorted({len(row) for row in rows})
-    of_length = [worth.shapes.splits(length, N_SPLITS) for length in lengths]
+    of_length = [score.shapes.splits(length, N_SPLITS) for length in lengths]
     for chosen in islice(product(*of_length), N_SPLITS * N_SPLITS):
         split = dict(zip(lengths, chosen, strict=True))
         yield tuple(split[len(row)] for row in rows)
@@ -107,23 +107,23 @@ def _rows(ranges: Sequence[Ranges], workers: Sequence[Worker]) -> tuple[tuple[Wo
 # -- beginnings --------------------------------------------------------------------------------------------------------
 
 
-def _regrouped(worth: PlacementScore, placed: Placed) -> Placed:
+def _regrouped(score: PlacementScore, placed: Placed) -> Placed:
     """Workers that hold the same change places so that pipelines keep to hosts: no more bytes move."""
     pools: dict[object, dict[int, list[Worker]]] = {}
     kinds = [
-        [(layers, worth.span[worker]) for layers, worker in zip(ranges, workers, strict=True)]
+        [(layers, score.span[worker]) for layers, worker in zip(ranges, workers, strict=True)]
         for ranges, workers in zip(placed.ranges, placed.workers, strict=True)
     ]
     for kinds_of, workers in zip(kinds, placed.workers, strict=True):
         for kind, worker in zip(kinds_of, workers, strict=True):
-            pools.setdefault(kind, {}).setdefault(worth.host[worker], []).append(worker)
+            pools.setdefault(kind, {}).setdefault(score.host[worker], []).append(worker)
     for pool in pools.values():
         for same in pool.values():
             same.reverse()
     result = list(map(list, placed.workers))
     left = []
     for p, kinds_of in enumerate(kinds):
-        favourite = Counter(worth.host[worker] for worker in placed.workers[p]).most_common(1)[0][0]
+        favourite = Counter(score.host[worker] for worker in placed.workers[p]).most_common(1)[0][0]
         for s, kind in enumerate(kinds_of):
             if own := pools[kind].get(favourite):
                 result[p][s] = own.pop()
@@ -135,40 +135,40 @@ def _regrouped(worth: PlacementScore, placed: Placed) -> Placed:
     return Placed(placed.ranges, tuple(map(tuple, result)))
 
 
-def _hosts(worth: PlacementScore, least: Placed) -> list[Hosts]:
+def _hosts(score: PlacementScore, least: Placed) -> list[Hosts]:
     """Hosts of all stages, where pipelines keep to them, and stages to one or a few. Where there are few hosts the stages begin
     on any."""
     lengths = [len(row) for row in least.ranges]
-    kept = _kept(worth, least) if worth.situation.plan is not None else {}
-    together = pipelines_together(lengths, worth.rooms, kept)
+    kept = _kept(score, least) if score.situation.plan is not None else {}
+    together = pipelines_together(lengths, score.rooms, kept)
     found = [together, [row[::-1] for row in together]]
-    few = len(worth.rooms) <= FEW_HOSTS and len(worth.host) <= FEW_WORKERS
-    for order in permutations(worth.rooms) if few else [tuple(worth.rooms)]:
-        rooms = {host: worth.rooms[host] for host in order}
+    few = len(score.rooms) <= FEW_HOSTS and len(score.host) <= FEW_WORKERS
+    for order in permutations(score.rooms) if few else [tuple(score.rooms)]:
+        rooms = {host: score.rooms[host] for host in order}
         found += (stages_together(lengths, rooms, 1 << i) for i in range((len(rooms) - 1).bit_length()))
     return found
 
 
-def _kept(worth: PlacementScore, least: Placed) -> Mapping[tuple[int, int], float]:
+def _kept(score: PlacementScore, least: Placed) -> Mapping[tuple[int, int], float]:
     """(pipeline, host) -> bytes that need not move where its workers are those that move fewest of all."""
     kept: Counter[tuple[int, int]] = Counter()
     for p, (ranges, workers) in enumerate(zip(least.ranges, least.workers, strict=True)):
         for layers, worker in zip(ranges, workers, strict=True):
-            kept[p, worth.host[worker]] += worth.has_bytes(worker, layers)
+            kept[p, score.host[worker]] += score.has_bytes(worker, layers)
     return kept
 
 
-def _on_hosts(worth: PlacementScore, slots: Sequence[Slot], hosts: Hosts) -> list[Worker]:
+def _on_hosts(score: PlacementScore, slots: Sequence[Slot], hosts: Hosts) -> list[Worker]:
     """Workers for slots whose hosts are given: of each host those that move the fewest bytes."""
     of_host: dict[int, dict[int, Slot]] = {}
     for i, host in enumerate(host for row in hosts for host in row):
         of_host.setdefault(host, {})[i] = slots[i]
     chosen: dict[int, Worker] = {}
     for host, its in of_host.items():
-        if worth.situation.plan is None:
-            chosen.update(zip(its, worth.workers_of[host], strict=False))
+        if score.situation.plan is None:
+            chosen.update(zip(its, score.workers_of[host], strict=False))
             continue
-        chosen.update(fewest_bytes(worth.situation, its, worth.workers_of[host]))
+        chosen.update(fewest_bytes(score.situation, its, score.workers_of[host]))
     return [chosen[i] for i in range(len(slots))]
 
 
@@ -182,7 +182,7 @@ class _Swap:
     a: Place
     b: Place
 
-    def after(self, worth: PlacementScore, placed: Placed) -> Placed:
+    def after(self, score: PlacementScore, placed: Placed) -> Placed:
         (p, s), (q, t) = self.a, self.b
         rows = list(map(list, placed.workers))
         rows[p][s], rows[q][t] = rows[q][t], rows[p][s]
@@ -196,10 +196,10 @@ class _Idle:
     number: int
     at: Place
 
-    def after(self, worth: PlacementScore, placed: Placed) -> Placed:
+    def after(self, score: PlacementScore, placed: Placed) -> Placed:
         p, s = self.at
         busy = {worker for row in placed.workers for worker in row}
-        idle = [worker for worker in worth.host if worker not in busy][self.number]
+        idle = [worker for worker in score.host if worker not in busy][self.number]
         rows = list(map(list, placed.workers))
         rows[p][s] = idle
         return Placed(placed.ranges, tuple(map(tuple, rows)))
@@ -213,7 +213,7 @@ class _Shift:
     cuts: tuple[int, ...]
     n_layers: int
 
-    def after(self, worth: PlacementScore, placed: Placed) -> Placed | None:
+    def after(self, score: PlacementScore, placed: Placed) -> Placed | None:
         ranges = list(placed.ranges)
         for p in self.pipelines:
             cuts = [0, *(stop for _, stop in ranges[p])]
@@ -222,35 +222,35 @@ class _Shift:
             if any(a >= b for a, b in pairwise(cuts)):
                 return None
             ranges[p] = tuple(pairwise(cuts))
-            if not worth.shapes.fits(ranges[p]):
+            if not score.shapes.fits(ranges[p]):
                 return None
         return Placed(tuple(ranges), placed.workers)
 
 
-def _step(worth: PlacementScore, placed: Placed, n_steps: int, found: dict[Kind, Placed]) -> None:
+def _step(score: PlacementScore, placed: Placed, n_steps: int, found: dict[Kind, Placed]) -> None:
     """Steps are tried in turn, and taken if they are worth it, until none is or so many new ones were `found`."""
-    steps = list(_steps(worth, placed))
+    steps = list(_steps(score, placed))
     i = since = 0
-    value, most = worth.of(placed), len(found) + n_steps
+    value, most = score.of(placed), len(found) + n_steps
     while since < len(steps) and len(found) <= most:
-        other = steps[i].after(worth, placed)
+        other = steps[i].after(score, placed)
         i, since = (i + 1) % len(steps), since + 1
         if other is not None:
-            found.setdefault(worth.kind(other), other)
-            if (its := worth.of(other)) > value:
+            found.setdefault(score.kind(other), other)
+            if (its := score.of(other)) > value:
                 placed, value, since = other, its, 0
 
 
-def _steps(worth: PlacementScore, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:
+def _steps(score: PlacementScore, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:
     """Layers that go on to the next stage, if workers are not many; then all others for few, else those that move a worker
     whose place costs something."""
-    few = len(worth.host) <= FEW_WORKERS
-    if len(worth.host) <= MOST_WEIGHED:
+    few = len(score.host) <= FEW_WORKERS
+    if len(score.host) <= MOST_WEIGHED:
         yield from _shifts(placed)
     places = [(p, s) for p, row in enumerate(placed.workers) for s in range(len(row))]
-    costly = set(places) if few else worth.costly(placed)
+    costly = set(places) if few else score.costly(placed)
     yield from (_Swap(a, b) for a, b in combinations(places, 2) if a in costly or b in costly)
-    for number in range(len(worth.host) - len(places)):
+    for number in range(len(score.host) - len(places)):
         yield from (_Idle(number, place) for place in places if place in costly)
 
 

@@ -54,12 +54,12 @@ def closed_s(shapes: Shapes, layout: UnplacedLayout) -> float:
 
 
 def regrouped(
-    worth: PlacementScore, strategy: str, plan: Plan, unplaced: Sequence[UnplacedLayout], slowest_s: float = math.inf
+    score: PlacementScore, strategy: str, plan: Plan, unplaced: Sequence[UnplacedLayout], slowest_s: float = math.inf
 ) -> list[Proposal]:
     """Plans of these layouts and of renewed ones; of few workers of all, of more of those that are faster than the first layout
     by closed form, or that survive what no other one does. Among the others none that takes longer than `slowest_s` by closed
     form."""
-    situation, shapes = worth.situation, worth.shapes
+    situation, shapes = score.situation, score.shapes
     n_workers, n_holders = len(situation.alive), situation.aim.n_ranks + 1
 
     def is_safe(lengths: Sequence[int]) -> bool:
@@ -67,7 +67,7 @@ def regrouped(
 
     few, many = n_workers <= FEW_WORKERS, n_workers > MANY_WORKERS
     n_renewed = N_RENEWED_OF_MANY if many else N_RENEWED_OF_FEW if few else N_RENEWED
-    found = layouts(shapes, n_workers, n_renewed, also=is_safe, rooms=tuple(worth.rooms.values()))
+    found = layouts(shapes, n_workers, n_renewed, also=is_safe, rooms=tuple(score.rooms.values()))
     renewals = [(layout, closed_s(shapes, layout)) for layout in (_renewed(situation, plan, shapes, its) for its in found)]
     # What is slower by closed form is not realised of many workers: the moves of a large layout are tens of thousands.
     enough_s = min((its_s / WORTH for _, its_s in renewals), default=math.inf) if many else math.inf
@@ -84,7 +84,7 @@ def regrouped(
         key = tuple(sorted(ranges for ranges, _ in layout))
         if key not in seen:
             seen.add(key)
-            proposals.append(realise(worth, strategy, layout))
+            proposals.append(realise(score, strategy, layout))
     return proposals
 
 

@@ -114,13 +114,13 @@ def test_stages_are_on_two_of_eight_nodes_where_that_costs_less_than_one_and_tha
     start = situation(of, None, range(64))
     plan = chosen(of, "8x8", 64, Aim())
     assert {len(nodes_of(plan, layer, 8)) for layer in range(plan.n_layers)} == {2}
-    worth_of = PlacementScore(start, shapes_of(of, global_batch))
-    lengths, rooms = [8] * 8, worth_of.rooms
+    score = PlacementScore(start, shapes_of(of, global_batch))
+    lengths, rooms = [8] * 8, score.rooms
     values = []
     for rows in (stages_together(lengths, rooms), stages_together(lengths, rooms, 2), pipelines_together(lengths, rooms)):
         left = {host: iter(range(8 * host, 8 * host + 8)) for host in rooms}
         workers = tuple(tuple(next(left[host]) for host in row) for row in rows)
-        values.append(worth_of.of(Placed(tuple(its.ranges for its in plan.pipelines), workers)))
+        values.append(score.of(Placed(tuple(its.ranges for its in plan.pipelines), workers)))
     assert max(values) == values[1]
 
 
