@@ -46,10 +46,10 @@ class System(Protocol):
 class PublishedLife:
     """A system on the nodes of a trace."""
 
-    def __init__(self, trace: Trace, terms: RestartCosts, system: System, mean_s: float | None = None) -> None:
+    def __init__(self, trace: Trace, restart_costs: RestartCosts, system: System, mean_s: float | None = None) -> None:
         """`mean_s`: between returns to a checkpoint, where that is known beforehand; None: as seen so far."""
-        self._trace, self._terms, self._system, self._mean_s = trace, terms, system, mean_s
-        self._ledger = Ledger(terms.save_s)
+        self._trace, self._restart_costs, self._system, self._mean_s = trace, restart_costs, system, mean_s
+        self._ledger = Ledger(restart_costs.save_s)
         self._nodes = Nodes(trace)
         self._decisions: list[Decision] = []
         self._trains = False
@@ -99,7 +99,7 @@ class PublishedLife:
             else:
                 self._ledger.train(self._ledger.under_way_until(at_s))  # the step ends
         if response.saves:
-            self._ledger.pause(self._ledger.now_s + self._terms.save_s, Doing.CHECKPOINT)
+            self._ledger.pause(self._ledger.now_s + self._restart_costs.save_s, Doing.CHECKPOINT)
             self._ledger.saved()
         if response.rolls_back:
             self._ledger.roll_back()
@@ -118,7 +118,9 @@ class PublishedLife:
         self._from_s = now_s + response.pause_s
         if response.step_s is not None:
             self._ledger.step_s = response.step_s
-        terms, mean_s = self._terms, self._mean_s
-        self._ledger.interval_s = terms.interval_s(self._n_returns, now_s) if mean_s is None else terms.best_interval_s(mean_s)
+        restart_costs, mean_s = self._restart_costs, self._mean_s
+        self._ledger.interval_s = (
+            restart_costs.interval_s(self._n_returns, now_s) if mean_s is None else restart_costs.best_interval_s(mean_s)
+        )
         self._nodes.use(response.nodes, now_s)
         self._decisions.append(Decision(at_s, what, response.then, response.n_ranks, response.step_s, self._from_s - at_s))

@@ -31,8 +31,8 @@ from strategies.situation import Aim, Objective, Situation
 class _Restarting:
     """What the systems share: a job, how it starts, and what a restart takes."""
 
-    def __init__(self, setup: Setup, starts: Starts, terms: RestartCosts) -> None:
-        self._setup, self._starts, self._terms = setup, starts.plain(), terms
+    def __init__(self, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
+        self._setup, self._starts, self._restart_costs = setup, starts.plain(), restart_costs
         self._used: frozenset[int] = frozenset()
 
     def start(self, there: frozenset[int]) -> Response:
@@ -42,7 +42,7 @@ class _Restarting:
         if plan is None:
             return Response("waits for nodes", None, 0.0, 0, self._used)
         n_ranks = len(there) * self._setup.ranks_per_node
-        return Response(layout_of(plan), step_s(plan), self._terms.restart_of(n_ranks), len(plan.workers), there)
+        return Response(layout_of(plan), step_s(plan), self._restart_costs.restart_of(n_ranks), len(plan.workers), there)
 
     def _layout(self, there: frozenset[int]) -> Plan | None:
         return self._starts.on(len(there))
@@ -74,8 +74,8 @@ class Oobleck(_Restarting):
     """Oobleck (SOSP 2023): pipelines of any length from the least that has the memory; a pipeline that loses a node becomes
     shorter, borrows from the longest, or merges with the shortest; missing layers are copied from other pipelines."""
 
-    def __init__(self, setup: Setup, starts: Starts, terms: RestartCosts) -> None:
-        super().__init__(setup, starts, terms)
+    def __init__(self, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
+        super().__init__(setup, starts, restart_costs)
         self._plan: Plan | None = None
         self._ranks: dict[Worker, Rank] = {}
         """Worker of the plan -> rank of the trace's cluster: node times ranks of a node, and its place there."""
@@ -133,8 +133,8 @@ class Recycle(_Restarting):
     """ReCycle (SOSP 2024): a lost worker's micro-batches go to the same stage of other pipelines, its layers stay where they
     are; a node that returns takes its place again. Without a worker left of some stage: back to the checkpoint."""
 
-    def __init__(self, setup: Setup, starts: Starts, terms: RestartCosts) -> None:
-        super().__init__(setup, starts, terms)
+    def __init__(self, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
+        super().__init__(setup, starts, restart_costs)
         self._plan: Plan | None = None
         self._places: tuple[int, ...] = ()
         """The nodes for which the plan was made."""
@@ -251,12 +251,12 @@ def _like(
     trace: Trace,
     setup: Setup,
     starts: Starts,
-    terms: RestartCosts,
+    restart_costs: RestartCosts,
     progress: Callable[[float], None],
 ) -> Result:
     """Varuna, which always returns to a checkpoint, is given the best interval for this trace, as if it were known."""
     known_s = trace.length_s / max(1, sum(1 for _ in at_once(trace.changes))) if system is Varuna else None
-    return PublishedLife(trace, terms, system(setup, starts, terms), known_s).run(progress)
+    return PublishedLife(trace, restart_costs, system(setup, starts, restart_costs), known_s).run(progress)
 
 
 _PUBLISHED = (

@@ -28,7 +28,7 @@ NEVER = 1e9
 
 
 def outcome(
-    policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, terms: RestartCosts, n_layers: int = 4
+    policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, restart_costs: RestartCosts, n_layers: int = 4
 ) -> Outcome:
     """Layers take one second forward and two backward, which is not split; nothing else costs anything but a recovery."""
     layers = [layer(str(i), 1.0, 2.0, 0.0) for i in range(n_layers)]
@@ -36,7 +36,7 @@ def outcome(
     starts = Starts(setup, n_nodes)
     with_all = starts.on(n_nodes)
     assert with_all is not None
-    result = policies(policy)[0].live(trace, setup, starts, terms, lambda at_s: None)
+    result = policies(policy)[0].live(trace, setup, starts, restart_costs, lambda at_s: None)
     return Outcome(policy, "", trace.length_s, step_s(with_all), result)
 
 

@@ -101,14 +101,16 @@ def _level(value: float, n_levels: int) -> int:
 
 
 def _footer(answer: Answer) -> list[str]:
-    terms = answer.terms
+    restart_costs = answer.restart_costs
     n_ranks = answer.trace.n_nodes * answer.ranks_per_node
-    every = f"every {quantities.seconds(terms.every_s)}" if terms.every_s is not None else "at the best interval"
+    every = (
+        f"every {quantities.seconds(restart_costs.every_s)}" if restart_costs.every_s is not None else "at the best interval"
+    )
     is_more = any(outcome.useful > 1 for outcome in answer.outcomes)
     return [
         "useful: kept steps, against all nodes without failures; then the rest of the time by its cause",
         *([f"more than 100 %: after a failure a layout was taken that is faster than {answer.layout}"] if is_more else []),
         "returns: to a checkpoint; idle: hours of healthy nodes without work",
-        f"a checkpoint takes {quantities.seconds(terms.save_s)}, {every}; a restart of all nodes "
-        f"{quantities.seconds(terms.restart_of(n_ranks))}; docs/operators/replay.md has what is assumed",
+        f"a checkpoint takes {quantities.seconds(restart_costs.save_s)}, {every}; a restart of all nodes "
+        f"{quantities.seconds(restart_costs.restart_of(n_ranks))}; docs/operators/replay.md has what is assumed",
     ]

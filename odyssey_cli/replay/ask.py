@@ -28,7 +28,7 @@ class Answer(msgspec.Struct, frozen=True):
     ranks_per_node: int
     layout: str
     step_s: float
-    terms: RestartCosts
+    restart_costs: RestartCosts
     outcomes: tuple[Outcome, ...]
     faults: tuple[str, ...]
 
@@ -63,7 +63,7 @@ class Report(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
     layout: str
     step_s: float
-    terms: RestartCosts
+    restart_costs: RestartCosts
     policies: list[PolicyReport]
 
 
@@ -71,7 +71,7 @@ def ask(
     source: str,
     trace: Trace,
     setup: Setup,
-    terms: RestartCosts,
+    restart_costs: RestartCosts,
     policies: Sequence[Policy],
     progress: Callable[[Policy, float], None],
 ) -> Answer:
@@ -87,11 +87,18 @@ def ask(
         def passed(at_s: float, policy: Policy = policy) -> None:
             progress(policy, at_s)
 
-        result = policy.live(trace, setup, starts, terms, passed)
+        result = policy.live(trace, setup, starts, restart_costs, passed)
         outcomes.append(Outcome(policy.name, policy.about, trace.length_s, step_s(with_all), result))
         progress(policy, trace.length_s)
     return Answer(
-        source, trace, setup.ranks_per_node, layout_of(with_all), step_s(with_all), terms, tuple(outcomes), tuple(starts.faults)
+        source,
+        trace,
+        setup.ranks_per_node,
+        layout_of(with_all),
+        step_s(with_all),
+        restart_costs,
+        tuple(outcomes),
+        tuple(starts.faults),
     )
 
 
@@ -121,6 +128,6 @@ def report(answer: Answer) -> Report:
         answer.notes,
         answer.layout,
         answer.step_s,
-        answer.terms,
+        answer.restart_costs,
         policies,
     )

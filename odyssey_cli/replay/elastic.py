@@ -24,9 +24,9 @@ from odyssey_cli.replay.traces import Change, NodeEventKind, Trace, at_once
 class ElasticLife:
     """All jobs that a user starts on the nodes of a trace, one after the other."""
 
-    def __init__(self, trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts) -> None:
-        self._trace, self._setup, self._starts, self._terms = trace, setup, starts, terms
-        self._ledger = Ledger(terms.save_s)
+    def __init__(self, trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
+        self._trace, self._setup, self._starts, self._restart_costs = trace, setup, starts, restart_costs
+        self._ledger = Ledger(restart_costs.save_s)
         self._decisions: list[Decision] = []
         self._nodes = Nodes(trace)
         self._job: SimulatedJob | None = None
@@ -110,7 +110,7 @@ class ElasticLife:
     def _start(self, at_s: float) -> None:
         """All ranks of the next job are there."""
         setup = replace(self._setup, layout=self._starts.layout(len(self._members)))
-        self._ledger.interval_s = self._terms.interval_s(self._n_returns, at_s)
+        self._ledger.interval_s = self._restart_costs.interval_s(self._n_returns, at_s)
         self._job = SimulatedJob(setup, len(self._members), at_s, self._starts.faults, resumed=at_s > 0)
         self._give(self._job, self._nodes.there - self._members.keys(), at_s)  # that came while it was about to start
 
@@ -142,7 +142,7 @@ class ElasticLife:
         if self._starts.on(len(there)) is not None:
             self._doing = Doing.RESTART
             self._members = {node: number for number, node in enumerate(there)}
-            self._start_s = at_s + self._terms.restart_of(len(there) * self._setup.ranks_per_node)
+            self._start_s = at_s + self._restart_costs.restart_of(len(there) * self._setup.ranks_per_node)
         self._nodes.use(self._members, at_s)
 
     def _decide(self, running_s: float, then: str, n_ranks: int, its_step_s: float) -> None:
@@ -180,6 +180,6 @@ class ElasticLife:
             del self._members[node]
 
 
-def live(trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts, progress: Callable[[float], None]) -> Result:
+def live(trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts, progress: Callable[[float], None]) -> Result:
     """What comes of it."""
-    return ElasticLife(trace, setup, starts, terms).run(progress)
+    return ElasticLife(trace, setup, starts, restart_costs).run(progress)

@@ -56,6 +56,6 @@ def named(names: Sequence[str]) -> tuple[Policy, ...]:
     return tuple(known[name] for name in dict.fromkeys(names)) if names else tuple(known.values())
 
 
-def _ours(strategy: str, trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts, progress: Progress) -> Result:
+def _ours(strategy: str, trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts, progress: Progress) -> Result:
     aim = replace(setup.aim, **NEEDS.get(strategy, NOTHING)[1])
-    return elastic.live(trace, replace(setup, strategy=strategy, aim=aim), starts, terms, progress)
+    return elastic.live(trace, replace(setup, strategy=strategy, aim=aim), starts, restart_costs, progress)

@@ -39,7 +39,7 @@ def replay(request: ReplayRequest) -> int:
     nodes, per_node, traced = request.nodes, request.nproc_per_node, request.trace_nodes
     values.counts(1, {"--nodes": nodes, "--nproc-per-node": per_node, "--trace-nodes": traced})
     policies = named(request.policy or ())
-    terms = RestartCosts(
+    restart_costs = RestartCosts(
         save_s=values.duration_s_if_given(request.save, "--save") or SAVE_S,
         restart_s=values.duration_s_if_given(request.restart, "--restart"),
         every_s=values.duration_s_if_given(request.checkpoint_every, "--checkpoint-every"),
@@ -51,7 +51,7 @@ def replay(request: ReplayRequest) -> int:
     aim = values.aim(found.aim, request.objective, request.protect, values.low_rank(request.allow_approximate))
     setup = Setup(found.profile, found.ranks_per_node, layout, "auto", mtbf_s, aim)
     trace = _trace(request, found.n_nodes, mtbf_s)
-    answer = _ask(found.title, trace, setup, terms, policies)
+    answer = _ask(found.title, trace, setup, restart_costs, policies)
     show(answer)
     if json_file is not None:
         files.write(json_file, msgspec.json.format(to_json(report(answer)), indent=1) + b"\n")
@@ -80,7 +80,7 @@ def _trace(request: ReplayRequest, n_nodes: int, mtbf_s: float | None) -> Trace:
     return GENERATORS[request.trace](Failures(n_nodes, length_s, mtbf_s, repair_s, request.transient, request.seed))
 
 
-def _ask(name: str, trace: Trace, setup: Setup, terms: RestartCosts, policies: tuple[Policy, ...]) -> Answer:
+def _ask(name: str, trace: Trace, setup: Setup, restart_costs: RestartCosts, policies: tuple[Policy, ...]) -> Answer:
     """With a bar on stderr while it lasts, where that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
@@ -91,4 +91,4 @@ def _ask(name: str, trace: Trace, setup: Setup, terms: RestartCosts, policies: t
         def passed(policy: Policy, at_s: float) -> None:
             bar.update(task, completed=number[policy.name] * trace.length_s + at_s, description=policy.name)
 
-        return ask(name, trace, setup, terms, policies, passed)
+        return ask(name, trace, setup, restart_costs, policies, passed)

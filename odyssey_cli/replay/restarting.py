@@ -23,11 +23,11 @@ from odyssey_cli.replay.traces import Change, NodeEventKind, Trace, at_once
 class RestartingLife:
     """A job under torchrun on the nodes of a trace."""
 
-    def __init__(self, trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts) -> None:
-        self._trace, self._terms, self._starts = trace, terms, starts.plain()
+    def __init__(self, trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
+        self._trace, self._restart_costs, self._starts = trace, restart_costs, starts.plain()
         self._ranks_per_node = setup.ranks_per_node
-        self._ledger = Ledger(terms.save_s)
-        self._ledger.interval_s = terms.best_interval_s(trace.length_s / max(1, sum(1 for _ in at_once(trace.changes))))
+        self._ledger = Ledger(restart_costs.save_s)
+        self._ledger.interval_s = restart_costs.best_interval_s(trace.length_s / max(1, sum(1 for _ in at_once(trace.changes))))
         self._nodes = Nodes(trace)
         self._decisions: list[Decision] = []
         self._plan: Plan | None = None
@@ -80,12 +80,12 @@ class RestartingLife:
         if (plan := self._plan) is not None:
             self._used, self._ledger.step_s = there, step_s(plan)
             if self._decisions:
-                self._from_s += self._terms.restart_of(len(there) * self._ranks_per_node)
+                self._from_s += self._restart_costs.restart_of(len(there) * self._ranks_per_node)
             decision = Decision(at_s, why, layout_of(plan), len(plan.workers), step_s(plan), self._from_s - at_s)
         self._nodes.use(self._used, now_s)
         self._decisions.append(decision)
 
 
-def live(trace: Trace, setup: Setup, starts: Starts, terms: RestartCosts, progress: Callable[[float], None]) -> Result:
+def live(trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts, progress: Callable[[float], None]) -> Result:
     """What comes of it."""
-    return RestartingLife(trace, setup, starts, terms).run(progress)
+    return RestartingLife(trace, setup, starts, restart_costs).run(progress)

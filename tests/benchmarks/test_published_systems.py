@@ -17,9 +17,9 @@ from tests.replays import NEVER, assert_time_is_whole, assert_totals, drawn_trac
 
 
 def test_varuna_saves_before_it_starts_again_for_more_nodes() -> None:
-    terms = RestartCosts(save_s=2, restart_s=10, every_s=NEVER)
+    restart_costs = RestartCosts(save_s=2, restart_s=10, every_s=NEVER)
     changes = trace(2, 216 + 24, (100, 1, NodeEventKind.LOST), (150, 1, NodeEventKind.RETURNED))
-    found = outcome("varuna", "auto", 2, 4, changes, terms)
+    found = outcome("varuna", "auto", 2, 4, changes, restart_costs)
 
     # all of the first 100 s is redone; 48 s steps from 110 on, the one that runs at 150 is done at 158; 24 s steps from 170 on
     useful = 24 + (240 - 170)

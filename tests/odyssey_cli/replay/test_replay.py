@@ -43,8 +43,8 @@ def test_one_loss_of_four_workers_by_hand() -> None:
 
 def test_a_lost_state_goes_back_to_the_checkpoint_by_hand() -> None:
     """1x2 on two nodes: (4 + 2 - 1) turns of 6 s; on one: 4 turns of 12 s. A save of 2 s after 60 s of training."""
-    terms = RestartCosts(save_s=2, restart_s=10, every_s=60)
-    found = outcome("auto", "1x2", 2, 4, trace(2, 112 + 96 + 2 + 48, (100, 1, NodeEventKind.LOST)), terms)
+    restart_costs = RestartCosts(save_s=2, restart_s=10, every_s=60)
+    found = outcome("auto", "1x2", 2, 4, trace(2, 112 + 96 + 2 + 48, (100, 1, NodeEventKind.LOST)), restart_costs)
 
     # 60 trained, 2 saved, 30 trained for nothing, 8 of a step; heard and paused after 0.75; 10 and 1.25 until it runs at 112
     expected = {"useful_s": 60 + 3 * 30, "slower_s": 3 * 18, "redone_s": 38}
@@ -111,11 +111,11 @@ def test_a_node_that_is_lost_again_before_it_is_taken_in_costs_the_others_nothin
 @pytest.mark.parametrize("policy", ["auto", "torchrun"])
 def test_a_node_that_returns_and_is_lost_at_one_moment_was_never_there(policy: str) -> None:
     lost, returned = NodeEventKind.LOST, NodeEventKind.RETURNED
-    terms, later = RestartCosts(save_s=2, restart_s=10, every_s=NEVER), (700, 0, NodeEventKind.FAILED)
-    once = outcome(policy, "2x2", 4, 8, trace(4, 1000.0, (100, 3, lost), later), terms)
+    restart_costs, later = RestartCosts(save_s=2, restart_s=10, every_s=NEVER), (700, 0, NodeEventKind.FAILED)
+    once = outcome(policy, "2x2", 4, 8, trace(4, 1000.0, (100, 3, lost), later), restart_costs)
     for at_s in (100, 400):
         changes = ((100, 3, lost), (at_s, 3, returned), (at_s, 3, lost), later)
-        found = outcome(policy, "2x2", 4, 8, trace(4, 1000.0, *changes), terms)
+        found = outcome(policy, "2x2", 4, 8, trace(4, 1000.0, *changes), restart_costs)
         assert found.result.stretches == once.result.stretches
         assert [decision.then for decision in found.result.decisions] == [d.then for d in once.result.decisions]
 
@@ -154,9 +154,9 @@ def test_without_enough_nodes_a_job_waits() -> None:
 
 def test_torchrun_by_hand() -> None:
     """2x1: two micro-batches of 12 s each; on one node four. A save of 2 s after 48 s of training, a restart takes 10 s."""
-    terms = RestartCosts(save_s=2, restart_s=10, every_s=48)
+    restart_costs = RestartCosts(save_s=2, restart_s=10, every_s=48)
     changes = trace(2, 234, (101, 1, NodeEventKind.LOST), (200, 1, NodeEventKind.RETURNED))
-    found = outcome("torchrun", "2x1", 2, 4, changes, terms)
+    found = outcome("torchrun", "2x1", 2, 4, changes, restart_costs)
 
     # 48, saved, 48, saved at 100; lost; from 111 on 48 s, saved at 161, 39 s of a step when all start again; 24 s from 210 on
     assert_totals(found.totals, useful_s=96 + 24 + 24, slower_s=24, redone_s=1 + 39, restart_s=20, checkpoint_s=6)
