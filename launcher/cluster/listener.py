@@ -28,7 +28,7 @@ class Listener:
         self.port = int(listener.getsockname()[1])
         self._takers: dict[type, Taker] = {}
         self._closing: list[Callable[[], None]] = []
-        self._door = Acceptor(loop, listener, key, endpoint_port, MAX_FIRST_BYTES, self._arrived)
+        self._acceptor = Acceptor(loop, listener, key, endpoint_port, MAX_FIRST_BYTES, self._arrived)
 
     def give(self, words: type, taker: Taker, close: Callable[[], None] | None = None) -> None:
         """From now on `taker` gets those that come with these words; one that comes with words that nobody takes is sent away.
@@ -37,7 +37,7 @@ class Listener:
         if close is not None:
             self._closing.append(close)
 
-    def dial(
+    def connect(
         self, address: Address, connected: Callable[[Link, Address], None], failed: Callable[[str, bool], None]
     ) -> Connector:
         """Another agent of the job; the rest is as for Connector."""
@@ -56,6 +56,6 @@ class Listener:
 
     def close(self) -> None:
         """Nobody comes any more."""
-        self._door.close()
+        self._acceptor.close()
         for close in self._closing:
             close()

@@ -34,17 +34,17 @@ class _Peer:
 
 class Mesh:
     """`received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `where`: agents are
-    reached; `me`: our number; `log`: which one it is about; `redial_s`: a link over which nothing gets through for so long is
-    made anew. Agents of another job, which may have been reached here before, are not heard."""
+    reached; `me`: our number; `log`: which one it is about; `reconnect_s`: a link over which nothing gets through for so long
+    is made anew. Agents of another job, which may have been reached here before, are not heard."""
 
     def __init__(
-        self, listener: Listener, where: Mapping[int, Address], me: int, log: str, redial_s: float, received: Received
+        self, listener: Listener, where: Mapping[int, Address], me: int, log: str, reconnect_s: float, received: Received
     ) -> None:
         self._listener = listener
         self._where = where
         self._me = me
         self._log = log
-        self._redial_s = redial_s
+        self._reconnect_s = reconnect_s
         self._received = received
         self._peers: dict[int, _Peer] = {}
         self._incoming: dict[int, Link] = {}
@@ -62,13 +62,13 @@ class Mesh:
         peer.queued.append(body)
         if peer.connector is None:
             at = self._where[number]
-            peer.connector = self._listener.dial(
+            peer.connector = self._listener.connect(
                 at, lambda link, _address: self._connected(peer, link), lambda _why, _is_refused: self._failed(peer)
             )
 
     def _connected(self, peer: _Peer, link: Link) -> None:
         peer.connector, peer.link = None, link
-        link.end_if_unacknowledged(self._redial_s)
+        link.end_if_unacknowledged(self._reconnect_s)
         link.begin(lambda body: link.close(), lambda why: None, 0)  # it has nothing to say here
         link.send(packed(Greet(self._me, self._log)))
         for body in peer.queued:

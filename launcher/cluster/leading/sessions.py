@@ -108,7 +108,7 @@ class Sessions:
                 self._loop.later(LOOK_AGAIN_S, lambda: self._look_again(address, session, why))
 
         if session not in self._connectors:
-            self._connectors[session] = self._listener.dial(address, answered, failed)
+            self._connectors[session] = self._listener.connect(address, answered, failed)
 
     def try_out(self, session: Session, address: Address, tried: Callable[[str], None]) -> None:
         """See whether others get through to where this agent listens, until they do: `tried(why_not)`, in the end empty."""
@@ -130,7 +130,7 @@ class Sessions:
             link.close()
             answered("")
 
-        self._connectors[tried] = self._listener.dial(address, connected, lambda why, _is_refused: answered(why))
+        self._connectors[tried] = self._listener.connect(address, connected, lambda why, _is_refused: answered(why))
 
     def _look_again(self, address: Address, session: Session, why: str) -> None:
         if session in self._by_token.values() and not session.is_over and not session.has_link:

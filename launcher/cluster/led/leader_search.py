@@ -215,15 +215,15 @@ class LeaderSearch:
                 self._trouble = why
                 otherwise()
 
-        self._connector = self._dial_to(lost.addresses, failed)
+        self._connector = self._connect_to(lost.addresses, failed)
 
     def _connect_anywhere(self) -> None:
         try:
-            self._connector = self._dial_to(self._places.in_turn(), self._failed)
+            self._connector = self._connect_to(self._places.in_turn(), self._failed)
         except UsageError as error:
             self.again(error.what)
 
-    def _dial_to(self, addresses: Sequence[Address], failed: Callable[[str, bool], None]) -> Connector:
+    def _connect_to(self, addresses: Sequence[Address], failed: Callable[[str, bool], None]) -> Connector:
         port = self._places.endpoint.port
         addresses = [address for address in addresses if address not in self._places.passed]
         return Connector(self._loop, addresses, self._key, port, connected=self._connected, failed=failed)

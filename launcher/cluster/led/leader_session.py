@@ -1,6 +1,6 @@
 """What a member and the agent that leads it have said to each other: it goes on when their link is cut, and found again.
 
-Join ─► … ─► cut or silent ─► dial again ─► Resume ─► Resumed: all goes on
+Join ─► … ─► cut or silent ─► connect again ─► Resume ─► Resumed: all goes on
                                                    ├► Forgotten: the job goes on without us
                                                    └► Unknown: the process that led has ended
 
@@ -78,7 +78,7 @@ class LeaderSession:
         self._session = Session(loop, self._heart, FromLeader, detect_s, self._is_cut)
         self._session.handle(received, lost)
         self._address = Address("", 0)
-        self._redialled: Connector | Link | None = None
+        self._reconnection: Connector | Link | None = None
         """The next link, until it is this session's."""
         self._watch: Timer | None = None
         self._is_held = False
@@ -97,7 +97,7 @@ class LeaderSession:
         """Begin it with an agent that leads anew. `is_held`: the ranks stand still."""
         self._address, self._first, self._is_held = address, attach, is_held
         self.is_welcome()
-        self._redial()
+        self._reconnect()
 
     @property
     def hears(self) -> bool:
@@ -122,8 +122,8 @@ class LeaderSession:
         """Without a word to anybody."""
         if self._watch is not None:
             self._watch.cancel()
-        if self._redialled is not None:
-            self._redialled.close()
+        if self._reconnection is not None:
+            self._reconnection.close()
         self._session.close()
         self._heart.close()
 
@@ -134,7 +134,7 @@ class LeaderSession:
             return
         silent_s = self._session.heard.really_silent_s  # of which it has to be known soon, however it counts
         if silent_s > REDIAL_AT * self._detect_s:
-            self._redial()
+            self._reconnect()
         if self._first is None and self._is_held != (silent_s > HOLD_AT * self._detect_s):
             self._is_held = not self._is_held
             self._hold(self._is_held)
@@ -145,25 +145,25 @@ class LeaderSession:
         if self._watch is None:
             self._session.end(why)  # nothing is lost with it
         else:
-            self._redial()
+            self._reconnect()
 
-    def _redial(self) -> None:
-        if self._redialled is None and not self._session.is_over:
-            self._redialled = Connector(
+    def _reconnect(self) -> None:
+        if self._reconnection is None and not self._session.is_over:
+            self._reconnection = Connector(
                 self._loop, [self._address], self._key, self._port, connected=self._ask, failed=self._cannot_connect
             )
 
     def _cannot_connect(self, why: str, is_refused: bool) -> None:
-        self._redialled = None
+        self._reconnection = None
         if is_refused:  # its host lives, and it does not
             self._session.end(self._why or why)
 
     def _ask(self, link: Link, address: Address) -> None:
-        self._redialled = link
+        self._reconnection = link
 
         def ended(why: str) -> None:
             limit.cancel()
-            self._redialled = None
+            self._reconnection = None
 
         def unanswered() -> None:
             link.close()

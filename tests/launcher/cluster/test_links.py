@@ -152,7 +152,7 @@ def test_who_has_come_by_ipv4_to_a_socket_of_ipv6_is_known_by_its_ipv4_address(l
     listener = addresses.listen("", socket.AF_INET6, [0])
     port = int(listener.getsockname()[1])
     found: list[tuple[str, str]] = []
-    door = Acceptor(loop, listener, KEY, PORT, 9, lambda link, _: (found.append(link.addresses), link.close()))
+    acceptor = Acceptor(loop, listener, KEY, PORT, 9, lambda link, _: (found.append(link.addresses), link.close()))
     for host in ("127.0.0.1", "::1"):
         n, links = len(found), list[Link]()
 
@@ -164,7 +164,7 @@ def test_who_has_come_by_ipv4_to_a_socket_of_ipv6_is_known_by_its_ipv4_address(l
         while len(found) == n:
             turn(loop)
         links[0].close()
-    door.close()
+    acceptor.close()
     assert found == [("127.0.0.1", "127.0.0.1"), ("::1", "::1")]
     assert addresses.resolve("::ffff:10.0.0.1", 5, "the endpoint") == [Address("10.0.0.1", 5)]
 

@@ -690,7 +690,7 @@ def test_after_another_agent_led_only_current_processes_are_ranks(leader: Leader
 
 
 def test_a_member_that_comes_to_a_new_leading_agent_again_before_it_was_answered_goes_on(leader: LeaderOnALoop) -> None:
-    """It dials again with the same words where the agent that leads is busy for long."""
+    """It connects again with the same words where the agent that leads is busy for long."""
     with socket.create_server(("127.0.0.1", 0)) as listens:
         agents = (AgentInfo(9, "before", 1, 1), AgentInfo(3, "far", 2, 1, address="127.0.0.1", port=listens.getsockname()[1]))
         found: list[str] = []

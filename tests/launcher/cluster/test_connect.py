@@ -32,7 +32,7 @@ __all__ = ["loop"]
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_a_dial_finds_the_door_of_its_job_among_others(loop: FakeLoop, family: socket.AddressFamily) -> None:
+def test_a_connector_finds_the_agent_of_its_job_among_others(loop: FakeLoop, family: socket.AddressFamily) -> None:
     host = "127.0.0.1" if family == socket.AF_INET else "::1"
     came: list[tuple[Link, bytes]] = []
     found: list[tuple[Link, Address]] = []
@@ -62,7 +62,7 @@ def test_a_dial_finds_the_door_of_its_job_among_others(loop: FakeLoop, family: s
         one.close()
 
 
-def test_a_dial_tells_why_and_whether_nobody_listens_anywhere(loop: FakeLoop) -> None:
+def test_a_connector_tells_why_and_whether_nobody_listens_anywhere(loop: FakeLoop) -> None:
     listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
     stranger = Acceptor(loop, listener, b"x" * 32, PORT, 9, lambda *_: pytest.fail("of another user"))
     here = Address("127.0.0.1", int(listener.getsockname()[1]))
@@ -87,7 +87,7 @@ def test_who_looks_for_the_leading_agent_asks_everybody_in_turn_and_not_itself(l
     """An agent that answers may not lead, or may look for the leading one too."""
     listeners = [addresses.listen("127.0.0.1", socket.AF_INET, [0]) for _ in range(3)]
     own, *others = [Address("127.0.0.1", int(listener.getsockname()[1])) for listener in listeners]
-    doors = [Acceptor(loop, listener, KEY, PORT, 9, lambda link, _: link.close()) for listener in listeners]
+    acceptors = [Acceptor(loop, listener, KEY, PORT, 9, lambda link, _: link.close()) for listener in listeners]
     found: list[Address] = []
 
     def connected(link: Link, at: Address) -> None:
@@ -112,8 +112,8 @@ def test_who_looks_for_the_leading_agent_asks_everybody_in_turn_and_not_itself(l
         loop.now += 0.1
     assert found == [*others, *others]
     search.end()
-    for door in doors:
-        door.close()
+    for acceptor in acceptors:
+        acceptor.close()
 
 
 def test_what_another_agent_tells_is_looked_at_first_though_it_has_answered_before() -> None:
@@ -195,7 +195,7 @@ def test_an_agent_may_begin_a_job_itself_where_nobody_listens(loop: FakeLoop) ->
 @pytest.mark.parametrize(
     "host", ["localhost", "somewhere.else", "", "a\x00b", "1.2.3.4.5", "fe80::1%nowhere", "x" * 300, "\udcff"]
 )
-def test_a_dial_looks_up_no_name_and_fails_at_what_is_no_address(loop: FakeLoop, host: str) -> None:
+def test_a_connector_looks_up_no_name_and_fails_at_what_is_no_address(loop: FakeLoop, host: str) -> None:
     told: list[bool] = []
     at = Address(host, 9)
     Connector(
@@ -211,7 +211,7 @@ def test_a_dial_looks_up_no_name_and_fails_at_what_is_no_address(loop: FakeLoop,
     assert told == [False]
 
 
-def test_a_dial_fails_where_no_descriptor_is_left(loop: FakeLoop) -> None:
+def test_a_connector_fails_where_no_descriptor_is_left(loop: FakeLoop) -> None:
     told: list[str] = []
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
