@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
 from launcher.cluster.listener import Listener
-from launcher.cluster.wire import Greet
+from launcher.cluster.wire import JoinMesh
 from launcher.consensus.messages import Message
 from launcher.consensus.node import ProtocolError
 from odyssey.codec import Malformed, Packed
@@ -48,7 +48,7 @@ class Mesh:
         self._received = received
         self._peers: dict[int, _Peer] = {}
         self._incoming: dict[int, Link] = {}
-        listener.give(Greet, self._greeted)
+        listener.give(JoinMesh, self._joined)
 
     def send(self, number: int, message: Message) -> None:
         """Now, or when its link is there. Nothing, where nobody knows where it is."""
@@ -70,7 +70,7 @@ class Mesh:
         peer.connector, peer.link = None, link
         link.end_if_unacknowledged(self._reconnect_s)
         link.begin(lambda body: link.close(), lambda why: None, 0)  # it has nothing to say here
-        link.send(packed(Greet(self._me, self._log)))
+        link.send(packed(JoinMesh(self._me, self._log)))
         for body in peer.queued:
             link.send(body)
         peer.queued.clear()
@@ -79,7 +79,7 @@ class Mesh:
         peer.connector = None
         peer.queued.clear()
 
-    def _greeted(self, link: Link, words: Greet) -> None:
+    def _joined(self, link: Link, words: JoinMesh) -> None:
         if words.log != self._log:
             link.close()
             return

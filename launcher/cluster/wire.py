@@ -59,7 +59,7 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
     n_received: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Greet(msgspec.Struct, frozen=True, tag=True):
+class JoinMesh(msgspec.Struct, frozen=True, tag=True):
     """First words of a link that carries one agent's part of the consensus. `log`: of which log."""
 
     number: Count
@@ -155,7 +155,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     report: HostReport | None = None
 
 
-FirstWords = Join | Resume | Attach | Greet | LedBy | StillLives | Ask
+FirstWords = Join | Resume | Attach | JoinMesh | LedBy | StillLives | Ask
 MAX_FIRST_BYTES = 1 << 20
 """The first frame of a link has no more."""
 
