@@ -80,7 +80,7 @@ def profile_of_own_processors() -> Profile:
 def nothing_left() -> Iterator[None]:
     """No child and no descriptor remains that was not there before."""
     children = set(psutil.Process().children(recursive=True))
-    peer_memory.reach(peer_memory.card())  # what ranks that are threads here read each other by stays
+    peer_memory.reach(peer_memory.memory_handle())  # what ranks that are threads here read each other by stays
     before = descriptors()
     yield
     left = set(psutil.Process().children(recursive=True)) - children

@@ -21,13 +21,13 @@ from odyssey.protocol.orders import Known
 from odyssey.protocol.reports import Offered
 from odyssey.runtime.connections import Connections, Endpoint, endpoint
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.peer_memory import CARD_BYTES, card
+from odyssey.runtime.peer_memory import HANDLE_BYTES, memory_handle
 
 _SIZE_BYTES = struct.calcsize("N")
 TOKEN_BYTES = 16
 """What each member offers first: a secret, by which the others know it (peers.py)."""
-PREFACE_BYTES = TOKEN_BYTES + CARD_BYTES
-"""That, and its card (peer_memory.py); then comes where it listens."""
+PREFACE_BYTES = TOKEN_BYTES + HANDLE_BYTES
+"""That, and its handle (peer_memory.py); then comes where it listens."""
 SOCKADDR_BYTES = 128
 """The size of a sockaddr_storage. Gloo sends it with a number behind it."""
 
@@ -94,7 +94,7 @@ class GlooStore(Store):
     """What Gloo takes for the store of one group: each member puts in where it listens, under its place, and reads all others'.
 
     `ranks`: of the members. The addresses at which they are reached tell `connections` which ones will be the group's.
-    `tokens`, `cards`: of them.
+    `tokens`, `memory_handles`: of them.
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class GlooStore(Store):
         self._n_numbers = 0
         self._values: list[bytes] = []
         self.tokens: list[bytes] = []
-        self.cards: list[bytes] = []
+        self.memory_handles: list[bytes] = []
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # torch passes bytes
         """Our own."""
         listening = Listening.read(value)
         self._connections.listens_at(listening.at)
         self._n_numbers = listening.n_numbers
-        self._introductions.offer(self._name, len(self._ranks), secrets.token_bytes(TOKEN_BYTES) + card() + value)
+        self._introductions.offer(self._name, len(self._ranks), secrets.token_bytes(TOKEN_BYTES) + memory_handle() + value)
 
     def wait(self, keys: Sequence[str], limit: timedelta | None = None) -> None:
         """Until all have come. Raises Cut."""
@@ -125,7 +125,7 @@ class GlooStore(Store):
             offered = self._introductions.wait(self._name, limit or self._limit)
             self._values = self._checked({rank: value[PREFACE_BYTES:] for rank, value in offered.items()})
             self.tokens = [offered[rank][:TOKEN_BYTES] for rank in self._ranks]
-            self.cards = [offered[rank][TOKEN_BYTES:PREFACE_BYTES] for rank in self._ranks]
+            self.memory_handles = [offered[rank][TOKEN_BYTES:PREFACE_BYTES] for rank in self._ranks]
 
     def get(self, key: str) -> bytes:
         """What the member at this place has put in. Raises Cut."""

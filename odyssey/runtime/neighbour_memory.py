@@ -16,8 +16,8 @@ class NeighbourMemory:
 
     def __init__(self) -> None:
         self.lent: set[Any] = set()
-        self._cards: dict[Rank, bytes] = {}
-        """The cards of the others."""
+        self._handles: dict[Rank, bytes] = {}
+        """The handles of the others."""
         self._readers: set[Rank] = set()
         """Ranks that can read this one's memory."""
 
@@ -25,7 +25,7 @@ class NeighbourMemory:
         """These have been connected, and `readers` are those of them that can read this rank's memory."""
         self._readers |= readers
         for member in connected:
-            self._cards |= zip(member.ranks, member.cards, strict=True)
+            self._handles |= zip(member.ranks, member.memory_handles, strict=True)
 
     def is_read_by(self, worker: Worker) -> bool:
         """Whether that one can read this rank's memory: what is on the host goes there without being sent."""
@@ -34,11 +34,11 @@ class NeighbourMemory:
     def read(self, worker: Worker, parts: Iterable[peer_memory.Part], check: Callable[[], None]) -> None:
         """Copy from the memory of one that `is_read_by` this one; `check` is called now and then. Raises Cut, as a connection
         that ends does."""
-        card = self._cards[ranks_of(worker)[0]]
+        handle = self._handles[ranks_of(worker)[0]]
         try:
-            if (memory := peer_memory.reach(card)) is None:
+            if (memory := peer_memory.reach(handle)) is None:
                 raise PermissionError("it is not to be read")
             memory.read(parts, check)
         except OSError as error:
-            peer_memory.forget(card)  # the next groups try again
+            peer_memory.forget(handle)  # the next groups try again
             raise Cut(f"the memory of rank {worker}: {error}") from None

@@ -1,8 +1,8 @@
 """The memory of other ranks of this host, read as it lies there: one copy by the kernel, where two sockets make several.
 
-A rank has a card that says where it runs and where a secret of its own lies in its memory; its agents hand that out with where
-it listens. A rank that finds the secret there has found the very process, and may read it. What it is to read later, address by
-address, comes on a connection at which the two have proved themselves (peers.py), and a digest proves what was read.
+A rank has a handle that says where it runs and where a secret of its own lies in its memory; its agents give that out with
+where it listens. A rank that finds the secret there has found the very process, and may read it. What it is to read later,
+address by address, comes on a connection at which the two have proved themselves (peers.py), and a digest proves what was read.
 
 It is not always allowed: by the kernel's own rules for who may look into a process, by a container's filter, between
 namespaces. So it is tried once for each process, and where it fails states go through sockets.
@@ -24,11 +24,11 @@ from typing import NamedTuple
 from odyssey import own_process
 
 _PLACE_BYTES = _SECRET_BYTES = 16
-_CARD = struct.Struct("<16s16sqQ")
+_HANDLE = struct.Struct("<16s16sqQ")
 """Place, secret, process id, address of the secret."""
-CARD_BYTES = _CARD.size
-NOBODY = bytes(CARD_BYTES)
-"""The card of a rank that nobody can read."""
+HANDLE_BYTES = _HANDLE.size
+NOBODY = bytes(HANDLE_BYTES)
+"""The handle of a rank that nobody can read."""
 AT_ONCE_BYTES = 64 << 20
 """Read between two looks at whether it is still wanted: some hundredths of a second."""
 _MAX_PARTS = 1024
@@ -76,7 +76,7 @@ class PeerMemory:
             raise ProcessLookupError("the process has ended")
 
 
-def card() -> bytes:
+def memory_handle() -> bytes:
     """This process's own. From now on other ranks of its agent may read it also where Yama is about."""
     global _own, _owner
     with _lock:
@@ -85,30 +85,30 @@ def card() -> bytes:
             if (place := _place()) is not None:
                 _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(os.getppid()), 0, 0, 0)  # fails where there is no Yama, and no need
                 _secret.raw = secrets.token_bytes(_SECRET_BYTES)
-                _own = _CARD.pack(place, _secret.raw, os.getpid(), ctypes.addressof(_secret))
+                _own = _HANDLE.pack(place, _secret.raw, os.getpid(), ctypes.addressof(_secret))
             _owner = os.getpid()
         return _own
 
 
-def reach(its_card: bytes) -> PeerMemory | None:
-    """The memory of the process whose card it is, if it can be read from here: tried at the first time, then known."""
+def reach(its_handle: bytes) -> PeerMemory | None:
+    """The memory of the process whose handle it is, if it can be read from here: tried at the first time, then known."""
     with _lock:
-        if its_card not in _known:
+        if its_handle not in _known:
             for other in [other for other, memory in _known.items() if memory is not None and memory.has_ended]:
                 del _known[other]
-            _known[its_card] = _tried(its_card)
-        return _known[its_card]
+            _known[its_handle] = _tried(its_handle)
+        return _known[its_handle]
 
 
-def forget(its_card: bytes) -> None:
+def forget(its_handle: bytes) -> None:
     """Try again when it is asked for again."""
     with _lock:
-        _known.pop(its_card, None)
+        _known.pop(its_handle, None)
 
 
-def _tried(its_card: bytes) -> PeerMemory | None:
-    place, secret, pid, address = _CARD.unpack(its_card)
-    if its_card == NOBODY or place != _place():
+def _tried(its_handle: bytes) -> PeerMemory | None:
+    place, secret, pid, address = _HANDLE.unpack(its_handle)
+    if its_handle == NOBODY or place != _place():
         return None
     found = ctypes.create_string_buffer(_SECRET_BYTES)
     try:

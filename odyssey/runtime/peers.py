@@ -25,14 +25,14 @@ _TAG = 0x70656572
 
 
 class Member(NamedTuple):
-    """This rank as a member of a group that has just connected: its place, and the secrets and cards that the members have told
-    each other by their agents, by place, as are their `ranks`."""
+    """This rank as a member of a group that has just connected: its place, and the secrets and handles that the members have
+    told each other by their agents, by place, as are their `ranks`."""
 
     group: Any
     place: int
     ranks: Sequence[Rank]
     tokens: Sequence[bytes]
-    cards: Sequence[bytes]
+    memory_handles: Sequence[bytes]
 
 
 def prove(memberships: Sequence[Member]) -> set[Rank]:
@@ -42,11 +42,11 @@ def prove(memberships: Sequence[Member]) -> set[Rank]:
     nobody is any more.
     """
     works, heard, said = [], [], []
-    for group, place, ranks, tokens, cards in memberships:
+    for group, place, ranks, tokens, memory_handles in memberships:
         for other in range(len(tokens)):
             if other == place:
                 continue
-            can_read = peer_memory.reach(cards[other]) is not None
+            can_read = peer_memory.reach(memory_handles[other]) is not None
             mine, theirs = bytearray([*_proof(tokens, place, other), can_read]), bytearray(_PROOF_BYTES + 1)
             said.append(torch.frombuffer(mine, dtype=torch.uint8))
             works.append(group.send([said[-1]], other, _TAG))

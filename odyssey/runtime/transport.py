@@ -75,7 +75,7 @@ class Transport:
             of.store = store
         place = tuple(members).index(self._me)
         group = dist.ProcessGroupGloo(store, place, len(members), options)
-        connected.append(peers.Member(group, place, all_ranks_of(members), store.tokens, store.cards))
+        connected.append(peers.Member(group, place, all_ranks_of(members), store.tokens, store.memory_handles))
         return group
 
     def nccl(self, name: str, members: Sequence[Worker], of: SumGroup | None = None) -> Any:

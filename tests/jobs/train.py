@@ -258,7 +258,7 @@ def kill_source(file):
             except FileNotFoundError:
                 pass  # another was the first
             else:
-                os.kill(peer_memory.reach(self._cards[worker])._pid, signal.SIGKILL)
+                os.kill(peer_memory.reach(self._handles[worker])._pid, signal.SIGKILL)
         read(self, worker, parts, check)
 
     NeighbourMemory.read = killing

@@ -119,7 +119,7 @@ def test_where_a_rank_listens_is_read_as_gloo_writes_it(address: str, monkeypatc
 
 
 def malformed(value: bytes) -> list[bytes]:
-    """But for its token and its card."""
+    """But for its token and its handle."""
     random.seed(0)
     preface, value = value[:PREFACE_BYTES], value[PREFACE_BYTES:]
     size = struct.pack("@N", 1 << 63)

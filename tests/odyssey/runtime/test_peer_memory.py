@@ -24,7 +24,7 @@ TARGET = """
 import ctypes, sys
 from odyssey.runtime import peer_memory
 data = ctypes.create_string_buffer(bytes(i % 251 for i in range({size})), {size})
-print(peer_memory.card().hex(), ctypes.addressof(data), flush=True)
+print(peer_memory.memory_handle().hex(), ctypes.addressof(data), flush=True)
 sys.stdin.read()
 """
 NO_READER = """
@@ -49,8 +49,8 @@ class Target:
             text=True,
         )
         assert self.process.stdout is not None
-        card, address = self.process.stdout.readline().split()
-        self.card, self.address = bytes.fromhex(card), int(address)
+        handle, address = self.process.stdout.readline().split()
+        self.handle, self.address = bytes.fromhex(handle), int(address)
 
     def kill(self) -> None:
         self.process.kill()
@@ -63,7 +63,7 @@ def target_of() -> Iterator[Callable[..., Target]]:
 
         def make(before: str = "") -> Target:
             target = Target(before)
-            stack.callback(peer_memory.forget, target.card)
+            stack.callback(peer_memory.forget, target.handle)
             stack.callback(target.process.communicate)
             return target
 
@@ -71,7 +71,7 @@ def target_of() -> Iterator[Callable[..., Target]]:
 
 
 def memory_of(target: Target) -> peer_memory.PeerMemory:
-    memory = peer_memory.reach(target.card)
+    memory = peer_memory.reach(target.handle)
     assert memory is not None
     return memory
 
@@ -105,33 +105,33 @@ def test_what_is_not_there_is_an_error_and_no_shorter_read(target_of: Callable[.
 def test_another_process_is_not_taken_for_the_one_that_is_meant(target_of: Callable[..., Target]) -> None:
     """As where the number means another one there, or has been given away again."""
     one, other = target_of(), target_of()
-    place, secret, _, address = peer_memory._CARD.unpack(one.card)
-    swapped = peer_memory._CARD.pack(place, secret, other.process.pid, address)
-    assert peer_memory.reach(swapped) is None and peer_memory.reach(one.card) is not None
+    place, secret, _, address = peer_memory._HANDLE.unpack(one.handle)
+    swapped = peer_memory._HANDLE.pack(place, secret, other.process.pid, address)
+    assert peer_memory.reach(swapped) is None and peer_memory.reach(one.handle) is not None
 
 
-def test_a_card_of_another_place_is_not_tried(target_of: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_of_another_place_is_not_tried(target_of: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its numbers mean nothing here."""
     target = target_of()
     monkeypatch.setattr(peer_memory, "PeerMemory", None)  # which would raise
-    place, *rest = peer_memory._CARD.unpack(target.card)
-    assert peer_memory.reach(peer_memory._CARD.pack(bytes(len(place)), *rest)) is None
+    place, *rest = peer_memory._HANDLE.unpack(target.handle)
+    assert peer_memory.reach(peer_memory._HANDLE.pack(bytes(len(place)), *rest)) is None
     assert peer_memory.reach(peer_memory.NOBODY) is None
 
 
-def test_a_fork_has_a_card_of_its_own() -> None:
-    mine = peer_memory.card()
+def test_a_fork_has_a_handle_of_its_own() -> None:
+    mine = peer_memory.memory_handle()
     read_end, write_end = os.pipe()
     child = os.fork()
     if not child:
-        os.write(write_end, peer_memory.card())
+        os.write(write_end, peer_memory.memory_handle())
         os._exit(0)
     os.waitpid(child, 0)
-    theirs = os.read(read_end, peer_memory.CARD_BYTES)
+    theirs = os.read(read_end, peer_memory.HANDLE_BYTES)
     os.close(read_end)
     os.close(write_end)
-    assert peer_memory._CARD.unpack(theirs)[2] == child and peer_memory._CARD.unpack(mine)[2] == os.getpid()
-    assert theirs != mine == peer_memory.card()
+    assert peer_memory._HANDLE.unpack(theirs)[2] == child and peer_memory._HANDLE.unpack(mine)[2] == os.getpid()
+    assert theirs != mine == peer_memory.memory_handle()
 
 
 def test_a_process_that_is_killed_while_it_is_read_is_no_source(
@@ -167,6 +167,6 @@ def test_what_was_read_of_a_process_that_has_ended_meanwhile_does_not_count(targ
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be without a privilege of root's")
 def test_where_the_kernel_does_not_allow_it_nothing_is_read(target_of: Callable[..., Target], tmp_path: Path) -> None:
     target = target_of("import ctypes; ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE\n")
-    told = subprocess.run([sys.executable, "-c", NO_READER, target.card.hex()], cwd=ROOT, capture_output=True, text=True)
+    told = subprocess.run([sys.executable, "-c", NO_READER, target.handle.hex()], cwd=ROOT, capture_output=True, text=True)
     assert told.stdout.strip() == "None", told.stderr
-    assert peer_memory.reach(target.card) is not None, "who has the privilege reads it all the same"
+    assert peer_memory.reach(target.handle) is not None, "who has the privilege reads it all the same"

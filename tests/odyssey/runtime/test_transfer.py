@@ -81,7 +81,7 @@ def together(generation: int, run: Mapping[int, Callable[[Groups], None]]) -> di
 def is_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether ranks can read each other's memory."""
     if request.param == "sent":
-        monkeypatch.setattr(peer_memory, "reach", lambda card: None)
+        monkeypatch.setattr(peer_memory, "reach", lambda handle: None)
     return bool(request.param == "read")
 
 
