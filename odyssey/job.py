@@ -247,7 +247,7 @@ class Job:
 
     def module(self, layer: int) -> nn.Module | None:
         """Give the module of a layer where this rank holds it, else None. What a rank holds may change with every call that all
-        ranks make together: ask again behind it. To change it is for all its holders alike, and not foreseen: look only."""
+        ranks make together: ask again behind it. To change it is for all its holders alike, and in no plan: look only."""
         if not 0 <= layer < len(self._model.layers):
             raise JobError(f"module({layer}): the model has layers 0 to {len(self._model.layers) - 1}", "give one of them")
         return self._model.layers[layer] if layer in self._model.held else None

@@ -99,7 +99,7 @@ class Planner:
             self._feed(RankSlowed(rank, prod(one.factor for one in found), min((one.since for one in found), default=now)))
 
     def propose(self, ask: Propose) -> Proposed:
-        """Plans for a situation, best first; prepared ahead if it was foreseen. Raises OdysseyError if there is none."""
+        """Plans for a situation, best first; a table prepared ahead if there is one. Raises OdysseyError if there is none."""
         state = self._state()
         is_first = ask.plan is None and isinstance(state, JobState) and state.number == 1 and not state.world.attempt
         return self._search.propose(ask, self._in_force(), self._expected_change(), is_first_start=is_first)

@@ -220,7 +220,7 @@ class PlanSearch:
         from strategies.search import best, rescore
         from strategies.search.planned_losses import answer_for, key_of, symmetries
 
-        if self._subject is None or not self._answers or not _is_foreseen(ask, *self._subject):
+        if self._subject is None or not self._answers or not _is_planned(ask, *self._subject):
             return []
         aim = self._options.aim
         alike = symmetries(
@@ -258,7 +258,7 @@ def _without_loss(plan: Plan, members: tuple[Worker, ...], slow: dict[Worker, fl
     return Propose(plan.generation, plan.step, plan, members, (), (), {}, slow=slow, can_restart=can_restart)
 
 
-def _is_foreseen(ask: Propose, plan: Plan, members: tuple[Worker, ...], may_respawn: bool, slow: dict[Worker, float]) -> bool:
+def _is_planned(ask: Propose, plan: Plan, members: tuple[Worker, ...], may_respawn: bool, slow: dict[Worker, float]) -> bool:
     """Whether the classes of losses are of this plan, and each survivor holds what the plan says."""
     return (
         ask.plan == plan

@@ -141,7 +141,7 @@ def predicted(
     slow: Mapping[Worker, float] | None = None,
     all_rows: int = ALL_ROWS,
 ) -> Panel:
-    """A step of `plan` as the performance model foresees it, the profile's `step_scale` included.
+    """A step of `plan` as the performance model predicts it, the profile's `step_scale` included.
 
     `lost`: ranks that are gone, and the (pipeline, stage) that each had, if that is still without one. `slow`: see Costs.
     Raises PlanError for programs that wait for each other.

@@ -134,8 +134,8 @@ def _panels(generation: Generation, how: str, with_prediction: bool) -> list[Pan
         choice = choose(plan, timeline_of(plan, profile, node_of).twin)
         if with_prediction:
             title = _title(f"{name}, predicted", generation)
-            foreseen = predicted(title, plan, profile, lost=generation.lost, node_of=node_of)
-            found.append(foreseen if times else msgspec.structs.replace(foreseen, notes=(*foreseen.notes, NOT_RECORDED)))
+            prediction = predicted(title, plan, profile, lost=generation.lost, node_of=node_of)
+            found.append(prediction if times else msgspec.structs.replace(prediction, notes=(*prediction.notes, NOT_RECORDED)))
     if times:
         found.append(_measured(f"{name}, {how}", generation, times, choice))
     return found

@@ -92,7 +92,7 @@ def test_the_loss_of_any_rank_node_and_pair_is_looked_up(planned: tuple[PlanSear
         assert plan_after.estimate.step_s == pytest.approx(direct.estimate.step_s, rel=1e-3)
 
 
-def test_what_was_not_foreseen_is_searched_for(planned: tuple[PlanSearch, Profile, Plan]) -> None:
+def test_what_was_not_planned_ahead_is_searched_for(planned: tuple[PlanSearch, Profile, Plan]) -> None:
     plans, of, plan = planned
     asks: Mapping[str, Propose] = {
         "three ranks": loss(plan, 0, 2, 4),

@@ -99,9 +99,9 @@ def test_each_generation_has_its_prediction_and_below_it_what_was_measured() -> 
         "generation 2 after the loss of rank 3, predicted: layout 2x2 -1, reroute",
         "generation 2 after the loss of rank 3, measured at step 2: layout 2x2 -1, reroute",
     ]
-    foreseen, measured, _, after = drawn.panels
-    assert measured.step_s == pytest.approx(1.25 * foreseen.step_s, abs=1e-5)
-    for mine, other in zip(foreseen.rows, measured.rows, strict=True):
+    predicted, measured, _, after = drawn.panels
+    assert measured.step_s == pytest.approx(1.25 * predicted.step_s, abs=1e-5)
+    for mine, other in zip(predicted.rows, measured.rows, strict=True):
         assert (mine.rank, mine.place, [bar.op for bar in mine.bars]) == (other.rank, other.place, [b.op for b in other.bars])
         computed = [(bar, of) for bar, of in zip(mine.bars, other.bars, strict=True) if bar.kind is OpKind.FORWARD]
         assert computed and all(of.start_s == pytest.approx(1.25 * bar.start_s, abs=1e-5) for bar, of in computed)
