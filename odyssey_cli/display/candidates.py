@@ -29,8 +29,8 @@ def candidate_table(
     with_reasons: bool = True,
     ascii_only: bool = False,
 ) -> Table:
-    """One row a candidate, the best first; the chosen one is marked, and those that tie with the best. Among those that read
-    the same, of one strategy with one form of layout, the best stands for the others.
+    """One row a candidate, the best first; the chosen one is marked, and those that are near-equal to the best. Among those
+    that read the same, of one strategy with one form of layout, the best stands for the others.
 
     `now_samples_per_s`: the throughput before the loss, to which `rate` is relative. Spreads are beside the numbers where
     `width` has room for them. `with_reasons`: a last column with the reasons, cut to the width; `reasons` gives them whole.
@@ -163,10 +163,10 @@ def row_mark(candidate: Candidate, *, is_chosen: bool, ascii_only: bool = False)
     """Mark the chosen one, and those that are as good as the best as far as prices can tell."""
     if is_chosen:
         return Text(">" if ascii_only else "▸", style="green")
-    return Text(_tie(ascii_only) if candidate.is_tie else "", style="dim")
+    return Text(_near_equal_mark(ascii_only) if candidate.is_near_equal else "", style="dim")
 
 
-def _tie(ascii_only: bool) -> str:
+def _near_equal_mark(ascii_only: bool) -> str:
     return "~" if ascii_only else "≈"
 
 
@@ -190,9 +190,13 @@ def score(candidate: Candidate, *, with_spread: bool = True, ascii_only: bool = 
     return quantities.rate_within(candidate.estimate.objective, candidate.worth_spread, ascii_only=ascii_only)
 
 
-def ties_text(candidates: Sequence[Candidate], *, ascii_only: bool = False) -> str:
-    """What the mark of ties means, if there are any."""
-    return f"{_tie(ascii_only)} as good within the spread" if any(candidate.is_tie for candidate in candidates) else ""
+def near_equal_text(candidates: Sequence[Candidate], *, ascii_only: bool = False) -> str:
+    """What the mark of near-equal scores means, if there are any."""
+    return (
+        f"{_near_equal_mark(ascii_only)} as good within the spread"
+        if any(candidate.is_near_equal for candidate in candidates)
+        else ""
+    )
 
 
 def next_loss(at_next_loss: AtNextLoss | None) -> str:

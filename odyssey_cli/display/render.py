@@ -14,7 +14,7 @@ from rich.text import Text
 from launcher.joblog.wording import ranks_text
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board, Recovery
-from odyssey_cli.display.candidates import candidate_table, rate_note, ties_text, why
+from odyssey_cli.display.candidates import candidate_table, near_equal_text, rate_note, why
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
 from odyssey_cli.display.layout_words import wrapped
 from odyssey_cli.display.progress import progress
@@ -179,7 +179,7 @@ def _notes(recovery: Recovery, board: Board, width: int, ascii_only: bool) -> li
     candidates, objective = proposed.candidates, (board.job.aim if board.job is not None else Aim()).objective
     rate = rate_note(candidates, recovery.predicted_before, board.profile.cluster) if board.profile is not None else ""
     change = f"next change expected in {quantities.seconds(proposed.seconds_to_change)} ({proposed.seconds_to_change_source})"
-    known = "; ".join(filter(None, (ties_text(candidates, ascii_only=ascii_only), change)))
+    known = "; ".join(filter(None, (near_equal_text(candidates, ascii_only=ascii_only), change)))
     told = [(why(candidates, recovery.is_chosen, objective), ""), (rate, "dim"), (known, "dim")]
     return [Text(line, style) for text, style in told for line in textwrap.wrap(text, width, break_on_hyphens=False)]
 

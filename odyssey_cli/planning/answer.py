@@ -18,6 +18,7 @@ from odyssey_cli.display.candidates import (
     Columns,
     candidate_table,
     fitted,
+    near_equal_text,
     next_loss,
     rate_note,
     reasons,
@@ -25,7 +26,6 @@ from odyssey_cli.display.candidates import (
     score,
     step_name,
     step_spread,
-    ties_text,
     why,
 )
 from odyssey_cli.display.fitted_table import FittedTable
@@ -101,14 +101,14 @@ def hourly(lifetime_value: LifetimeValue) -> str:
 
 
 def _score(answer: Answer, ascii_only: bool) -> str:
-    """What the score is, and what the marks of spread and ties mean."""
+    """What the score is, and what the marks of spread and near-equal scores mean."""
     until = "the loss after the next" if answer.aim.objective is Objective.AHEAD else "the next loss (eq. 8)"
     score = f"score: useful samples a second until {until}"
     priced = [*answer.starts, *(answer.shown.candidates if answer.shown is not None else ()), *_joined_table(answer)]
     if not (spread := step_spread(priced, ascii_only=ascii_only)):
         return score
-    ties = ties_text(priced, ascii_only=ascii_only)
-    return f"{score}\nsteps {spread} beside each other: half are nearer" + (f"; {ties}" if ties else "")
+    near_equal = near_equal_text(priced, ascii_only=ascii_only)
+    return f"{score}\nsteps {spread} beside each other: half are nearer" + (f"; {near_equal}" if near_equal else "")
 
 
 def start_table(answer: Answer, width: int, ascii_only: bool) -> Table:

@@ -1,4 +1,4 @@
-"""Ties: candidates whose worth is as good as that of the best, as far as prices can tell (perfmodel/profile/spread.py).
+"""Near-equal candidates, whose worth is as good as that of the best, as far as prices can tell (perfmodel/profile/spread.py).
 
 The spread of a worth is what is lost of it where the plan's steps take longer by the spread of step times, and its own parts of
 the transition by theirs, in quadrature, as the two have nothing to do with each other. Steps after the next loss are longer too

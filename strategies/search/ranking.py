@@ -29,7 +29,10 @@ def with_reasons(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
     winner = best(ranked)
     if winner is None:
         return ranked
-    rows = [replace(candidate, is_tie=i > 0 and order.are_tied(candidate, winner)) for i, candidate in enumerate(ranked)]
+    rows = [
+        replace(candidate, is_near_equal=i > 0 and order.are_near_equal(candidate, winner))
+        for i, candidate in enumerate(ranked)
+    ]
     return [_explained(candidate, rows, order) for candidate in rows]
 
 
@@ -52,7 +55,7 @@ class Order:
         exposed, weighed = self.exposed(candidate), self._weighed(candidate)
         return (plan is None, exposed, -weighed, wait_s, moves_s, n_moves, candidate.strategy)
 
-    def are_tied(self, candidate: Candidate, winner: Candidate) -> bool:
+    def are_near_equal(self, candidate: Candidate, winner: Candidate) -> bool:
         """Whether it survives as much as the winner, and is as good within the spread of prices."""
         if candidate.plan is None or self.exposed(candidate) != self.exposed(winner):
             return False
@@ -109,8 +112,8 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], order: Order) ->
             reason += f"; {who} expected in {_seconds(growth.at_s)}, for steps of {_seconds(growth.step_s)}"
         if candidate.plan.keep_runs:
             reason += f"; {_kept(candidate.plan, mine.step_s, rows)}"
-        if n_ties := sum(row.is_tie for row in rows):
-            reason += f"; {n_ties} more {'is' if n_ties == 1 else 'are'} as good within the spread of prices"
+        if n_near_equal := sum(row.is_near_equal for row in rows):
+            reason += f"; {n_near_equal} more {'is' if n_near_equal == 1 else 'are'} as good within the spread of prices"
         return replace(candidate, reason=reason)
     if order.is_too_dear(candidate):
         reason = f"what it keeps is worth {KEEP_PRICE * 100:.0f} % at most, if nobody asks for it (--protect state): {against}"
@@ -122,7 +125,7 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], order: Order) ->
         more = ", and moves more" if mine.transition.moves_s > its.transition.moves_s else ""
         reason = f"as good as {winner.strategy}{more}" if mine.objective > 0 else "its transition is longer"
     else:
-        reason = f"as good within the spread of prices: {against}" if candidate.is_tie else against
+        reason = f"as good within the spread of prices: {against}" if candidate.is_near_equal else against
     return replace(candidate, reason=f"{reason}; the next loss {ends}" if ends else reason)
 
 

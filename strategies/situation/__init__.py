@@ -256,8 +256,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
     `reason` says why it lost or is infeasible; of the chosen one, why it won. `at_next_loss`: of a plan. `spread`: how far off
     its step time and its transition may be beside those of other rows; `worth_spread`: how far off its objective then may be,
-    relative too. `is_tie`: it is as good as the first row within that. `is_fault`: it has no plan as something raised that
-    should not (faults.py); `reason` says what, and where.
+    relative too. `is_near_equal`: it is as good as the first row within that. `is_fault`: it has no plan as something raised
+    that should not (faults.py); `reason` says what, and where.
     """
 
     strategy: str
@@ -267,5 +267,5 @@ class Candidate(msgspec.Struct, frozen=True):
     at_next_loss: AtNextLoss | None = None
     spread: Spread | None = None
     worth_spread: float = 0.0
-    is_tie: bool = False
+    is_near_equal: bool = False
     is_fault: bool = False

@@ -150,7 +150,7 @@ def test_json_holds_everything(folder: Path, capfd: pytest.CaptureFixture[str]) 
     answer = json.loads(capfd.readouterr().out)
     assert code == 0
     assert answer["n_placements"] == 4
-    names = {"strategy", "plan", "estimate", "reason", "at_next_loss", "spread", "worth_spread", "is_tie", "is_fault"}
+    names = {"strategy", "plan", "estimate", "reason", "at_next_loss", "spread", "worth_spread", "is_near_equal", "is_fault"}
     assert names == set(answer["outcomes"][0]["candidates"][0])
 
 

@@ -1,4 +1,4 @@
-"""The spread of prices, and ties within it: what a job learns of it, what cancels, and that it decides nothing."""
+"""The spread of prices, and near-equal scores within it: what a job learns of it, what cancels, and that it decides nothing."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def plans_of(table: list[Candidate]) -> list[Plan]:
     return [candidate.plan for candidate in table if candidate.plan is not None]
 
 
-def ties_of(table: list[Candidate]) -> list[Plan]:
-    return [candidate.plan for candidate in table if candidate.is_tie and candidate.plan is not None]
+def near_equal_of(table: list[Candidate]) -> list[Plan]:
+    return [candidate.plan for candidate in table if candidate.is_near_equal and candidate.plan is not None]
 
 
 # -- what a job learns -----------------------------------------------------------------------------------------------------
@@ -217,22 +217,22 @@ def test_steps_after_the_next_loss_are_a_plans_own_if_they_are_longer_where_its_
         assert len(known) == 2
 
 
-# -- ties ------------------------------------------------------------------------------------------------------------------
+# -- near-equal ------------------------------------------------------------------------------------------------------------
 
 
-def test_ties_are_those_within_the_larger_of_two_spreads_and_say_so() -> None:
+def test_near_equal_are_those_within_the_larger_of_two_spreads_and_say_so() -> None:
     table = search(after_a_loss(job(), respawnable=()))
     first, *others = table
-    assert first.estimate is not None and not first.is_tie
-    assert ties_of(table) and len(ties_of(table)) < len(plans_of(table)) - 1
+    assert first.estimate is not None and not first.is_near_equal
+    assert near_equal_of(table) and len(near_equal_of(table)) < len(plans_of(table)) - 1
     for candidate in others:
         if candidate.plan is None or candidate.estimate is None:
-            assert not candidate.is_tie
+            assert not candidate.is_near_equal
             continue
         gap = 1 - candidate.estimate.objective / first.estimate.objective
-        assert candidate.is_tie == (gap <= max(candidate.worth_spread, first.worth_spread))
-        assert candidate.is_tie == candidate.reason.startswith("as good")
-    n = len(ties_of(table))
+        assert candidate.is_near_equal == (gap <= max(candidate.worth_spread, first.worth_spread))
+        assert candidate.is_near_equal == candidate.reason.startswith("as good")
+    n = len(near_equal_of(table))
     assert f"; {n} more {'is' if n == 1 else 'are'} as good within the spread of prices" in first.reason
 
 
@@ -242,7 +242,9 @@ def table_of(aim: Aim) -> tuple[Candidate, ...]:
 
 
 @given(steps=errors, transitions=errors, paper=st.booleans())
-def test_a_spread_marks_ties_and_decides_nothing(steps: tuple[float, ...], transitions: tuple[float, ...], paper: bool) -> None:
+def test_a_spread_marks_near_equal_scores_and_decides_nothing(
+    steps: tuple[float, ...], transitions: tuple[float, ...], paper: bool
+) -> None:
     aim = PAPER if paper else Aim()
     table = table_of(aim)
     spread = spreads.spread_of(Errors(steps, transitions))
@@ -255,7 +257,9 @@ def test_a_spread_marks_ties_and_decides_nothing(steps: tuple[float, ...], trans
     found, more = at(spread), at(wider)
     assert [(c.strategy, c.plan, c.estimate) for c in found] == [(c.strategy, c.plan, c.estimate) for c in table]
     assert all(row.worth_spread >= was.worth_spread for row, was in zip(more, found, strict=True))
-    assert all(row.is_tie or not was.is_tie for row, was in zip(more, found, strict=True)), "ties stay ties"
+    assert all(row.is_near_equal or not was.is_near_equal for row, was in zip(more, found, strict=True)), (
+        "what was near-equal stays so"
+    )
 
 
 def test_the_search_takes_its_spread_from_what_the_job_has_seen() -> None:
@@ -263,7 +267,7 @@ def test_the_search_takes_its_spread_from_what_the_job_has_seen() -> None:
     far_off = replace(of, errors=Errors((0.5,) * 4, (0.5,) * 4))
     plain, vague = (search(after_a_loss(its, respawnable=())) for its in (of, far_off))
     assert [(c.strategy, c.plan, c.estimate) for c in vague] == [(c.strategy, c.plan, c.estimate) for c in plain]
-    assert len(ties_of(vague)) > len(ties_of(plain))
+    assert len(near_equal_of(vague)) > len(near_equal_of(plain))
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.7, 3.0])
@@ -271,31 +275,31 @@ def test_an_error_that_all_prices_have_in_common_cancels(factor: float) -> None:
     of = job()
     plain = search(after_a_loss(of, respawnable=()))
     faster = search(after_a_loss(scaled(of, factor), None, 3600.0 / factor, respawnable=()))
-    assert ties_of(plain)
-    assert {form_of(plan) for plan in ties_of(faster)} == {form_of(plan) for plan in ties_of(plain)}
+    assert near_equal_of(plain)
+    assert {form_of(plan) for plan in near_equal_of(faster)} == {form_of(plan) for plan in near_equal_of(plain)}
     rarely = search(after_a_loss(of, PAPER, 1e12, respawnable=()))
     slower = search(after_a_loss(replace(of, step_scale=factor), PAPER, 1e12, respawnable=()))
-    assert ties_of(rarely)
-    assert [c.is_tie for c in slower] == [c.is_tie for c in rarely]
+    assert near_equal_of(rarely)
+    assert [c.is_near_equal for c in slower] == [c.is_near_equal for c in rarely]
 
 
-def test_what_survives_less_is_no_tie_however_good() -> None:
+def test_what_survives_less_is_not_near_equal_however_good() -> None:
     table = initial_plan(situation(job(), None, range(8)), "auto")
     first = next(c for c in table if c.plan is not None and c.at_next_loss is not None and c.at_next_loss.n_holders > 1)
     assert first.at_next_loss is not None
     exposed = replace(first, at_next_loss=replace(first.at_next_loss, n_holders=1))
     order = Order([first], Aim())
-    assert order.are_tied(first, first)
-    assert not order.are_tied(exposed, first)
+    assert order.are_near_equal(first, first)
+    assert not order.are_near_equal(exposed, first)
     on_a_node, apart = (replace(first, at_next_loss=replace(first.at_next_loss, n_nodes=n)) for n in (1, 2))
     assert on_a_node.worth_spread < NODE_PRICE, "whose price counts as in the ranking"
-    assert not order.are_tied(on_a_node, apart) and order.are_tied(apart, on_a_node)
+    assert not order.are_near_equal(on_a_node, apart) and order.are_near_equal(apart, on_a_node)
 
 
-def test_where_nothing_is_worth_anything_nothing_ties() -> None:
+def test_where_nothing_is_worth_anything_nothing_is_near_equal() -> None:
     of = job(recovery=Recovery(detect_s=5.0, spawn_s=60.0))
     table = search(after_a_loss(of, PAPER, 1.0))
-    assert plans_of(table) and ties_of(table) == []
+    assert plans_of(table) and near_equal_of(table) == []
     assert all(candidate.worth_spread == 0 for candidate in table)
 
 
@@ -305,7 +309,7 @@ def test_a_table_made_ahead_has_todays_ties_at_the_spreads_it_was_made_with(aim:
     ahead = search(after_a_loss(of, aim, 1e7))
     today = rescore(ahead, ExpectedChange(100.0), aim, search_s=0.0)
     asked = search(after_a_loss(of, aim, 100.0))
-    assert ties_of(today) != ties_of(ahead)
+    assert near_equal_of(today) != near_equal_of(ahead)
     known = {form_of(candidate.plan): candidate for candidate in asked if candidate.plan is not None}
     same = [c for c in today if c.plan is not None and form_of(c.plan) in known]
     assert len(same) > 2
@@ -328,15 +332,15 @@ def test_a_profile_keeps_its_errors_in_its_file(tmp_path_factory: pytest.TempPat
 
 def test_a_log_carries_spread_and_ties_and_one_without_them_can_be_read() -> None:
     table = tuple(search(after_a_loss(job(), respawnable=())))
-    assert ties_of(list(table))
+    assert near_equal_of(list(table))
     event = Event(1.0, 2, "agent", Proposed(table, 3600.0, "test", 0.0, False))
     line = encode(event)
     assert decode(line) == event
     fields = msgspec.json.decode(line)
     for candidate in fields["body"]["candidates"]:
-        for name in ("spread", "worth_spread", "is_tie"):
+        for name in ("spread", "worth_spread", "is_near_equal"):
             candidate.pop(name, None)
     old = decode(msgspec.json.encode(fields)).body
     assert isinstance(old, Proposed)
     assert [candidate.strategy for candidate in old.candidates] == [candidate.strategy for candidate in table]
-    assert not any(candidate.is_tie for candidate in old.candidates)
+    assert not any(candidate.is_near_equal for candidate in old.candidates)
