@@ -79,7 +79,7 @@ class Live:
 
 
 @dataclass
-class Try:
+class Attempt:
     """What a step holds from its beginning until it is applied, or redone. `plan` may be of the rest of a step.
 
     `tally`: what it has come to goes there.
@@ -120,7 +120,7 @@ class Computation:
 
     # -- what an engine tells of ---------------------------------------------------------------------------------------
 
-    def begin(self, attempt: Try) -> None:
+    def begin(self, attempt: Attempt) -> None:
         """A step begins, perhaps anew."""
         if self._approximately is not None:
             self._approximately.begin(attempt.step - self.plan.step)
@@ -140,7 +140,7 @@ class Computation:
 
     # -- computation ---------------------------------------------------------------------------------------------------
 
-    def compute(self, op: Compute, attempt: Try) -> None:
+    def compute(self, op: Compute, attempt: Attempt) -> None:
         """Run `op`, and put what it gives where the ops behind it look."""
         plan = attempt.plan
         layers = plan.layer_range(op.micro_batch, op.stage)
@@ -173,7 +173,7 @@ class Computation:
             if shard.scheduler is not None:
                 shard.scheduler.step()
 
-    def _forward(self, op: Compute, attempt: Try) -> None:
+    def _forward(self, op: Compute, attempt: Attempt) -> None:
         plan = attempt.plan
         stage = plan.layer_range(op.micro_batch, op.stage)
         leaves: list[torch.Tensor] = []
@@ -212,7 +212,7 @@ class Computation:
         attempt.live[op.stage, op.micro_batch] = Live(pieces, weight)
         self.hand_on(op, attempt, [output.detach() for output in outputs])
 
-    def _sample(self, op: Compute, attempt: Try) -> Any:
+    def _sample(self, op: Compute, attempt: Attempt) -> Any:
         """`(input, target)` of a micro-batch. However slow the data set is, a cut ends the wait: raises Cut."""
         key = attempt.step, attempt.plan.samples.positions(op.micro_batch)
         if not self._data.is_there(*key):
@@ -239,12 +239,12 @@ class Computation:
             raise Drawn(f"layer {self.model.specs[layer].name} draws random numbers")
         return value
 
-    def _backward(self, op: Compute, attempt: Try) -> None:
+    def _backward(self, op: Compute, attempt: Attempt) -> None:
         live = attempt.live[op.stage, op.micro_batch]
         self._whole_backward(op, attempt, live, self._output_gradients(op, attempt, live))
         self._hand_back(op, attempt, live)
 
-    def _whole_backward(self, op: Compute, attempt: Try, live: Live, gradients: list[torch.Tensor | None]) -> None:
+    def _whole_backward(self, op: Compute, attempt: Attempt, live: Live, gradients: list[torch.Tensor | None]) -> None:
         summed = attempt.plan.samples.summed(op.micro_batch)
         for piece in reversed(live.pieces):
             with sparing(self._weights(summed.intersection(piece.layers))):
@@ -252,7 +252,7 @@ class Computation:
             self._complete(op, attempt, piece)
             gradients = [leaf.grad for leaf in piece.inputs]
 
-    def _input_gradient(self, op: Compute, attempt: Try) -> None:
+    def _input_gradient(self, op: Compute, attempt: Attempt) -> None:
         live = attempt.live[op.stage, op.micro_batch]
         gradients = self._output_gradients(op, attempt, live)
         if not any(leaf.requires_grad for leaf in live.inputs):
@@ -265,7 +265,7 @@ class Computation:
                 gradients = [leaf.grad for leaf in piece.inputs]
         self._hand_back(op, attempt, live)
 
-    def _weight_gradient(self, op: Compute, attempt: Try) -> None:
+    def _weight_gradient(self, op: Compute, attempt: Attempt) -> None:
         live = attempt.live[op.stage, op.micro_batch]
         if live.gradients is not None:
             self._whole_backward(op, attempt, live, live.gradients)
@@ -274,12 +274,12 @@ class Computation:
                 backward_weight(piece.split)
                 self._complete(op, attempt, piece)
 
-    def _complete(self, op: Compute, attempt: Try, piece: Piece) -> None:
+    def _complete(self, op: Compute, attempt: Attempt, piece: Piece) -> None:
         """`op` adds no more to the gradients of a piece's layers. The program itself tells of the stage's first piece."""
         if piece.layers.start > attempt.plan.layer_range(op.micro_batch, op.stage).first:
             attempt.reductions.behind(op, piece.layers.start)
 
-    def _output_gradients(self, op: Compute, attempt: Try, live: Live) -> list[torch.Tensor | None]:
+    def _output_gradients(self, op: Compute, attempt: Attempt, live: Live) -> list[torch.Tensor | None]:
         """The gradient of the micro-batch's mean loss times its weight, by each output of the stage."""
         plan = attempt.plan
         if plan.is_last(op.micro_batch, op.stage):
@@ -288,13 +288,13 @@ class Computation:
         expected = self._expect(plan.layer_range(op.micro_batch, op.stage).stop - 1, op, attempt)
         return [next(gradients) if tensor.requires_grad else None for tensor in expected.tensors]
 
-    def hand_on(self, op: Compute, attempt: Try, outputs: list[torch.Tensor]) -> None:
+    def hand_on(self, op: Compute, attempt: Attempt, outputs: list[torch.Tensor]) -> None:
         """Keep the outputs of a forward for this worker's own next stage."""
         plan, k = attempt.plan, op.micro_batch
         if not plan.is_last(k, op.stage) and plan.runner(k, op.stage + 1) == self.worker:
             attempt.exchange.hand_over("F", op, outputs)
 
-    def _hand_back(self, op: Compute, attempt: Try, live: Live) -> None:
+    def _hand_back(self, op: Compute, attempt: Attempt, live: Live) -> None:
         """Keep the gradients by the stage's inputs for the send that follows, or for this worker's own previous stage."""
         if op.stage > 0 and not attempt.plan.is_sharded:
             needing = [leaf for leaf in live.inputs if leaf.requires_grad]
@@ -313,7 +313,7 @@ class Computation:
         """In which the layers are called."""
         return precision(self.model.device, self.job_spec.autocast)
 
-    def _expect(self, layer: int, op: Compute, attempt: Try) -> Expectation:
+    def _expect(self, layer: int, op: Compute, attempt: Attempt) -> Expectation:
         return self.expectations.behind(layer, attempt.plan.samples.n_of(op.micro_batch))
 
 

@@ -25,7 +25,7 @@ from odyssey.runtime.agreed_numbers import rates_told
 from odyssey.runtime.approximate import Healthy
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
-from odyssey.runtime.computation import Try
+from odyssey.runtime.computation import Attempt
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import Gradients
 from odyssey.runtime.groups import Groups
@@ -83,7 +83,7 @@ class Engine:
         self._tally = tally
         self._whole = Share(plan, worker, model, self.gradients, groups, tally)
         self._rest = None if rest is None else Share(rest_plan(plan, rest), worker, model, self.gradients, groups, tally)
-        self._try = self._new_try(0, self._whole)
+        self._attempt = self._new_attempt(0, self._whole)
 
     @property
     def reads_data(self) -> bool:
@@ -96,9 +96,9 @@ class Engine:
         plan, ops = self.plan, ((op.micro_batch, op.stage) for op in self._whole.forwards)
         return tuple((k, plan.samples.n_of(k)) for k, stage in ops if plan.is_last(k, stage) and counts(plan, k, stage))
 
-    def _new_try(self, step: int, share: Share) -> Try:
+    def _new_attempt(self, step: int, share: Share) -> Attempt:
         exchange = Exchange(share.plan, self.groups, self.expectations, share.program)
-        return Try(step, share.plan, share.program, self.groups, exchange, share.reductions, share.healthy, self._tally)
+        return Attempt(step, share.plan, share.program, self.groups, exchange, share.reductions, share.healthy, self._tally)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Engine:
             self.gradients.check_summed(self.model)
             if self.model.statistics and len(self.groups.needs.members) > 1:
                 self.groups.waiter.wait(self.groups.all_reduce(self.model.statistics.sums).wait)
-            self._try.healthy.scale()
+            self._attempt.healthy.scale()
             if rest is None:
                 self._exchange_snapshots(step)
             weight = sum(self._tally.weights.values())
@@ -148,18 +148,18 @@ class Engine:
         return rates + metrics.summed(metrics.total(self._tally.metrics.values()), n_samples)
 
     def _begin(self, step: int, share: Share) -> None:
-        self._try = self._new_try(step, share)
+        self._attempt = self._new_attempt(step, share)
         self._data.want(step, share.read, self._whole.read)
         for layer in self.model.held:
             if not self.model.layers[layer].training:
                 self.model.layers[layer].train()
         share.reductions.begin()
-        self._try.exchange.begin()
-        self.computation.begin(self._try)
+        self._attempt.exchange.begin()
+        self.computation.begin(self._attempt)
 
     def _run_program(self) -> None:
         began_s = self.recorder.begin()
-        for op in self._try.program:
+        for op in self._attempt.program:
             now_s = time.monotonic()
             self.now = (op, now_s)
             began_s.append(now_s)
@@ -169,18 +169,18 @@ class Engine:
                         self.groups.waiter.check()
                     self._compute(op)
                 case Send():
-                    outputs = self._try.live[op.stage, op.micro_batch].outputs if op.kind == "F" else []
-                    self._try.exchange.send(op, outputs, self.computation.leaving)
+                    outputs = self._attempt.live[op.stage, op.micro_batch].outputs if op.kind == "F" else []
+                    self._attempt.exchange.send(op, outputs, self.computation.leaving)
                 case Receive():
-                    self.computation.arrived(op, self._try.exchange.receive(op))
+                    self.computation.arrived(op, self._attempt.exchange.receive(op))
                 case Drop():
-                    del self._try.live[op.stage, op.micro_batch]
-                    self._try.exchange.drop(op.stage, op.micro_batch)
+                    del self._attempt.live[op.stage, op.micro_batch]
+                    self._attempt.exchange.drop(op.stage, op.micro_batch)
                 case Reduce():
-                    self._try.reductions.up_to(op.group)
+                    self._attempt.reductions.up_to(op.group)
                 case Commit():
-                    self._try.exchange.finish()
-                    self._try.reductions.wait()
+                    self._attempt.exchange.finish()
+                    self._attempt.reductions.wait()
                     self.computation.reduced()
                 case OptimizerStep():
                     pass  # in `apply`, behind the commit point
@@ -190,17 +190,17 @@ class Engine:
             self.model.peers.begin()
             self._compute_with_peers(op)
             return
-        plan, k = self._try.plan, op.micro_batch
+        plan, k = self._attempt.plan, op.micro_batch
         layers, summed = plan.layer_range(k, op.stage).layers, plan.samples.summed(k)
         with self._tally.adding(frozenset(layers) - summed if summed else layers, plan.samples.positions(k)):
             self._compute_with_peers(op)
         self.model.peers.settle()
-        if plan.approximation is not None or self._try.exchange.has_queued:
+        if plan.approximation is not None or self._attempt.exchange.has_queued:
             self._tally.lose(layers)  # another plan's step would be approximate in part, or of what has never come
 
     def _compute_with_peers(self, op: Compute) -> None:
         try:
-            self.computation.compute(op, self._try)
+            self.computation.compute(op, self._attempt)
         except Exception:
             self.model.peers.interrupted()
             raise
@@ -220,15 +220,16 @@ class Engine:
         with self.computation.clock.measure("S", first, stop, 0) if is_one_span and is_stepped else nullcontext():
             if is_stepped:
                 self.gradients.scale(factor / scale.value)
-                with self._try.healthy.leaving_out():
-                    self.computation.step(self._try.step)
+                with self._attempt.healthy.leaving_out():
+                    self.computation.step(self._attempt.step)
             if self.model.statistics:
                 self.model.statistics.take()
         if self._data.snapshots is not None:
             self._data.snapshots.take()
-        self._try = self._new_try(self._try.step, self._whole)  # behind the commit point every send has been received
+        # Behind the commit point every send has been received.
+        self._attempt = self._new_attempt(self._attempt.step, self._whole)
         done_s = time.monotonic()
-        self.recorder.applied(self._try.step, began_s, done_s)
+        self.recorder.applied(self._attempt.step, began_s, done_s)
         self.now = ("between steps", done_s)
 
     def leave_out(self) -> None:
@@ -243,8 +244,8 @@ class Engine:
 
         While there are the groups: with the last message that is left of them their transport ends, which takes ten
         milliseconds."""
-        self._try.reductions.begin()
-        self._try = self._new_try(self._try.step, self._whole)
+        self._attempt.reductions.begin()
+        self._attempt = self._new_attempt(self._attempt.step, self._whole)
         if self.model.statistics:
             self.model.statistics.undo()
 

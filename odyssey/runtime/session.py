@@ -183,7 +183,7 @@ class Session(Generic[R]):
                 self._stand_still(f"an exception has ended {CALLS[transaction.kind]}, and the script calls it again")
             while (phase := self._control.phase).activity is not Activity.DONE:
                 if phase.has_work:
-                    self._try(transaction, started_s)
+                    self._attempt(transaction, started_s)
                 else:
                     self._obey(transaction)
             assert phase.passed is not None
@@ -192,7 +192,7 @@ class Session(Generic[R]):
             self._state.forget_unit()
             self._control.change(Phase.left)
 
-    def _try(self, transaction: Transaction[R], started_s: float) -> None:
+    def _attempt(self, transaction: Transaction[R], started_s: float) -> None:
         """Once through the unit, to its end or to that of the generation."""
         try:
             result, drained_for = self._transact(transaction)

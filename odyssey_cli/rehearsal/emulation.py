@@ -27,7 +27,7 @@ from odyssey.protocol.reports import OpTime
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.clock import Clock
-from odyssey.runtime.computation import Computation, Live, Piece, Try
+from odyssey.runtime.computation import Attempt, Computation, Live, Piece
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey_cli.rehearsal.device import Device, sleep_until
@@ -61,7 +61,7 @@ class _NoClock(Clock):
 class Waits(Computation):
     """Takes the time of every op, and computes nothing."""
 
-    _try: Try  # since a step began
+    _try: Attempt  # since a step began
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Waits(Computation):
         self._complete_s: dict[Bucket, float] = {}
         """When the gradients of a bucket were complete here in this step, by time.monotonic."""
 
-    def begin(self, attempt: Try) -> None:
+    def begin(self, attempt: Attempt) -> None:
         self._try = attempt
         if attempt.program is not self._program:
             costs, self._program = self._costs, attempt.program
@@ -104,7 +104,7 @@ class Waits(Computation):
             self._device.work(warm_up_s(self.plan, self._costs, self.worker))
         self._has_run = True
 
-    def compute(self, op: Compute, attempt: Try) -> None:
+    def compute(self, op: Compute, attempt: Attempt) -> None:
         plan, k = attempt.plan, op.micro_batch
         layers = plan.layer_range(k, op.stage)
         if op.kind == "F" and op.stage > 0:
