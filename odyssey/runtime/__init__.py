@@ -3,7 +3,7 @@
 session.py    the rank's side of the recovery protocol, unit by unit; transaction.py: what a unit is; passed_units.py: those
               that a rank has missed
 phase.py      where a rank stands in it, and what may follow; control.py: kept for two threads, one of which hears the agent
-work.py       what it works with: a State and its Runner; layers.py, engine.py: those of a Job
+runner.py     what it works with: a Runner and its State; layers.py, engine.py: those of a Job
 local.py      a script that is run without a launcher
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
 computation.py what an op comes to, halves.py: where the backward is split; backend.py: computed, or otherwise

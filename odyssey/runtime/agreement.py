@@ -15,8 +15,8 @@ from odyssey.protocol.units import SAME_CALLS
 from odyssey.runtime.agreed_numbers import alike, told, untold
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.metrics import NOT_ALIKE, SAME_NAMES
+from odyssey.runtime.runner import Runner
 from odyssey.runtime.transaction import N_HEARD, N_VALUES
-from odyssey.runtime.work import Runner
 
 
 def agree(runner: Runner, unit: Unit, at: str, values: Sequence[float]) -> list[float]:

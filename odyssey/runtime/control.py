@@ -23,8 +23,8 @@ from odyssey.protocol.reports import Broken, Connected, HandOn, Paused, Pong
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase, word_of
+from odyssey.runtime.runner import State
 from odyssey.runtime.sum_group import SumGroup
-from odyssey.runtime.work import State
 
 _WORDS = {
     Communication.STOPPED: "stands still",

@@ -32,7 +32,7 @@ Measuring = Callable[[Measure, Worker, Model, JobSpec, Backend, Groups], Measure
 
 
 class Layers:
-    """The State of a Job (work.py); an Engine is its Runner."""
+    """The State of a Job (runner.py); an Engine is its Runner."""
 
     def __init__(self, model: Model, job_spec: JobSpec, backend: Backend, measure: Measuring) -> None:
         self.model = model

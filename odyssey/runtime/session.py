@@ -14,7 +14,7 @@ are until those of the next generation take their place, since another rank may 
 state has come to any rank lately: then all compare what they have before the next unit (comparison.py).
 
 Where this rank stands is one value, a Phase (phase.py), and all that the link's thread has to do with it is in control.py.
-What is here beside, the state, its runner (work.py) and the replay, is the script's thread's alone.
+What is here beside, the state, its runner (runner.py) and the replay, is the script's thread's alone.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.passed_units import PassedUnits
 from odyssey.runtime.phase import Activity, Phase
+from odyssey.runtime.runner import R, State
 from odyssey.runtime.sum_group import SumGroup
 from odyssey.runtime.transaction import Transaction
-from odyssey.runtime.work import R, State
 
 
 class Building:

@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple
 from odyssey.plan.worker import Worker
 from odyssey.runtime.agreed_numbers import N_RATE
 from odyssey.runtime.groups import Groups
-from odyssey.runtime.work import R
+from odyssey.runtime.runner import R
 
 N_VALUES = 3 + N_RATE
 """So many values a unit may give at no cost. More of them are another tiny reduction."""

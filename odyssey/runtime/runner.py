@@ -1,4 +1,4 @@
-"""A rank's work as its session sees it: what this rank holds of the job, and what runs a plan's units with that.
+"""A rank as its session sees it: what this rank holds of the job, and what runs a plan's units with that.
 
 `odyssey.Job` is one pair of these (layers.py, engine.py), a script's own loop another (odyssey/replicas). Transactions, their
 replay, the gate and the way from one generation to the next are the session's, the same for all.
