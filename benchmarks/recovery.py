@@ -59,7 +59,7 @@ class Parts(msgspec.Struct, frozen=True):
 PART_NAMES = ("detect_s", "pause_s", "plan_s", "ready_s", "groups_s", "moves_s", "proof_s", "first_step_s")
 
 
-class Recovery(msgspec.Struct, frozen=True):
+class MeasuredRecovery(msgspec.Struct, frozen=True):
     """One kill. `strategy`: what was done; `parts`: None for a launcher that does not tell."""
 
     case: str
@@ -82,7 +82,7 @@ def main() -> None:
     generator = random.Random(options.seed)
     console.print(f"seed {options.seed}")
     cases = [f"odyssey-{strategy}" for strategy in options.strategies]
-    recoveries: list[Recovery] = []
+    recoveries: list[MeasuredRecovery] = []
     for n_ranks in options.ranks:
         for i in range(max(options.kills, options.torchrun_kills)):
             round_cases = cases * (i < options.kills) + ["torchrun"] * (i < options.torchrun_kills)
@@ -91,7 +91,7 @@ def main() -> None:
                 key = f"{n_ranks} {i} {case}"
                 kills = random.Random(f"{options.seed} {key}")
                 try:
-                    recovery = kept.once(key, Recovery, partial(measure, case, n_ranks, kills))
+                    recovery = kept.once(key, MeasuredRecovery, partial(measure, case, n_ranks, kills))
                 except trial.TrialError as error:
                     console.print(f"{case}, {n_ranks} ranks: {error}", style="red", markup=False)
                     continue
@@ -100,7 +100,7 @@ def main() -> None:
     kept.publish(ABOUT, summarise(recoveries), rows(recoveries), options.results)
 
 
-def measure(case: str, n_ranks: int, generator: random.Random) -> Recovery:
+def measure(case: str, n_ranks: int, generator: random.Random) -> MeasuredRecovery:
     """One trial of `case`. Raises TrialError if the job does not recover."""
     with trial.new_folder() as name:
         folder = Path(name)
@@ -109,7 +109,7 @@ def measure(case: str, n_ranks: int, generator: random.Random) -> Recovery:
         return _measure_odyssey(folder, case, n_ranks, generator)
 
 
-def _measure_odyssey(folder: Path, case: str, n_ranks: int, generator: random.Random) -> Recovery:
+def _measure_odyssey(folder: Path, case: str, n_ranks: int, generator: random.Random) -> MeasuredRecovery:
     strategy = case.removeprefix("odyssey-")
     needs = {
         "respawn": ["--max-restarts", "1"],
@@ -127,7 +127,7 @@ def _measure_odyssey(folder: Path, case: str, n_ranks: int, generator: random.Ra
         job.wait_for_step(new.plan.step + N_STEPS_AFTER)
         after = [mark for mark in job.marks() if mark.time > kill.monotonic and mark.step >= new.plan.step]
     finished = [_first(after, rank, new.plan.step) for rank in new.plan.workers]
-    return Recovery(
+    return MeasuredRecovery(
         case=case,
         n_ranks=n_ranks,
         strategy=new.plan.strategy,
@@ -138,7 +138,7 @@ def _measure_odyssey(folder: Path, case: str, n_ranks: int, generator: random.Ra
     )
 
 
-def _measure_torchrun(folder: Path, n_ranks: int, generator: random.Random) -> Recovery:
+def _measure_torchrun(folder: Path, n_ranks: int, generator: random.Random) -> MeasuredRecovery:
     flags = ["--max-restarts", "3", "--monitor-interval", "0.02"]
     arguments = ["--steps", "100000", "--checkpoint", str(folder / "checkpoint.pt")]
     with trial.torchrun(folder, n_ranks, "ddp_gpt.py", flags, arguments) as job:
@@ -153,7 +153,7 @@ def _measure_torchrun(folder: Path, n_ranks: int, generator: random.Random) -> R
         job.wait_until(lambda: len(new_marks()) >= n_ranks * N_STEPS_AFTER, "steps of the restarted ranks")
         after = new_marks()
     finished = [min(mark.time for mark in after if mark.rank == rank) for rank in range(n_ranks)]
-    return Recovery(
+    return MeasuredRecovery(
         "torchrun", n_ranks, "restart", max(finished) - kill.monotonic, trial.step_s(before), trial.step_s(after), None
     )
 
@@ -175,7 +175,7 @@ def parts_of(new: joblog.Generation, killed_at: float, finished_at: float) -> Pa
     )
 
 
-def summarise(recoveries: Sequence[Recovery]) -> dict[str, float]:
+def summarise(recoveries: Sequence[MeasuredRecovery]) -> dict[str, float]:
     """The headline numbers, for each number of ranks of which there are measurements."""
     summary: dict[str, float] = {}
     for n_ranks in sorted({each.n_ranks for each in recoveries}):
@@ -196,7 +196,7 @@ def summarise(recoveries: Sequence[Recovery]) -> dict[str, float]:
     return summary
 
 
-def rows(recoveries: Sequence[Recovery]) -> list[dict[str, Cell]]:
+def rows(recoveries: Sequence[MeasuredRecovery]) -> list[dict[str, Cell]]:
     """One row a case and number of ranks, medians."""
     result: list[dict[str, Cell]] = []
     for n_ranks, case in sorted({(each.n_ranks, each.case) for each in recoveries}):

@@ -189,8 +189,8 @@ def test_the_peak_of_a_process_is_what_it_had_since_it_is_watched():
 
 
 def test_recovery_summary_quotes_the_automatic_choice_and_the_ratio_to_torchrun():
-    def one(case: str, n_ranks: int, raw_s: float) -> recovery.Recovery:
-        return recovery.Recovery(case, n_ranks, "reroute", raw_s, 0.1, 0.1, None)
+    def one(case: str, n_ranks: int, raw_s: float) -> recovery.MeasuredRecovery:
+        return recovery.MeasuredRecovery(case, n_ranks, "reroute", raw_s, 0.1, 0.1, None)
 
     measured = [
         *[one("odyssey-auto", 4, raw_s) for raw_s in (0.2, 0.3, 0.4)],

@@ -14,7 +14,7 @@ from launcher.coordinator.actions import Record, SetDeadline, Spawn
 from launcher.coordinator.decision import Actions, end, if_failed_and_gone
 from launcher.coordinator.ranks import RankRecord, Ranks, RankState
 from launcher.coordinator.restart_policy import Policy
-from launcher.coordinator.state import JobState, PlainState, Recovery, Replicas, State, Status
+from launcher.coordinator.state import JobState, OngoingRecovery, PlainState, Replicas, State, Status
 from launcher.failures.root_cause import is_from_outside
 from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, Tick, UnitFinal
 from odyssey.protocol.reports import Broken, Hello
@@ -54,7 +54,7 @@ def _answered(state: State, event: Event) -> tuple[State, Actions]:
             return state, _stopped(state, body)
         case Hello() if isinstance(state, PlainState) and state.status is Status.STARTING and body.rank in world.alive:
             has_own_loop = Replicas(state.attempt_at) if body.model.replicas else None
-            recovery = Recovery(attempt_at=state.attempt_at)
+            recovery = OngoingRecovery(attempt_at=state.attempt_at)
             state = JobState(world, profile=state.profile, replicas=has_own_loop, recovery=recovery)
     if isinstance(state, JobState):
         of_job = jobs.TABLE.get(type(body), {}).get(state.status)

@@ -164,7 +164,7 @@ class PlainState:
 
 
 @dataclass(slots=True)
-class Recovery:
+class OngoingRecovery:
     """From a change to the generation that runs again.
 
     Event times: when all ranks were started for this attempt, of the first `loss_at`, when all were paused, when the plan
@@ -241,7 +241,7 @@ class JobState:
     replicas: Replicas | None = None
     gives_up: str = ""
     last_words: tuple[str, str] = ("", "")
-    recovery: Recovery = field(default_factory=Recovery)
+    recovery: OngoingRecovery = field(default_factory=OngoingRecovery)
 
     @property
     def ranks(self) -> Ranks:

@@ -58,7 +58,7 @@ _NO_STEP = "no step finished"
 
 
 @dataclass
-class Recovery:
+class ShownRecovery:
     """One reconfiguration, from the first loss to `go`. Unknown parts are None."""
 
     generation: int
@@ -143,7 +143,7 @@ class Board:
     """The furthest that a script without a Job has told by `odyssey.heartbeat(step)` in this attempt."""
     n_respawned: int = 0
     stalled: frozenset[Rank] = frozenset()
-    recoveries: list[Recovery] = field(default_factory=list)
+    recoveries: list[ShownRecovery] = field(default_factory=list)
     changes: list[tuple[Draining, float]] = field(default_factory=list)
     """Those that are done: ranks that were taken in or have left, and how long all stood still for it, in seconds."""
     leaving: set[Rank] = field(default_factory=set)
@@ -156,7 +156,7 @@ class Board:
     _commits: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=N_RATE_STEPS))
 
     @property
-    def recovery(self) -> Recovery | None:
+    def recovery(self) -> ShownRecovery | None:
         """The newest one, under way or done."""
         return self.recoveries[-1] if self.recoveries else None
 
@@ -312,7 +312,7 @@ class Board:
             self.recovery.proposed = self.recovery.plan = None
         elif self.plan is not None:
             before = self._commits[-1][0] if self._commits else None
-            recovery = Recovery(generation, time, body.lost, body.reason, self.step_s, before, self.plan)
+            recovery = ShownRecovery(generation, time, body.lost, body.reason, self.step_s, before, self.plan)
             if self._silent_until is not None and before is not None:
                 recovery.detect_s = max(0.0, self._silent_until - before - (self.step_s or 0.0))
             if self.recovery is not None:

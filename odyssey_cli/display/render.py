@@ -13,7 +13,7 @@ from rich.text import Text
 
 from launcher.joblog.wording import ranks_text
 from odyssey_cli.display import quantities
-from odyssey_cli.display.board import Board, Recovery
+from odyssey_cli.display.board import Board, ShownRecovery
 from odyssey_cli.display.candidates import candidate_table, near_equal_text, rate_note, why
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
 from odyssey_cli.display.layout_words import wrapped
@@ -131,7 +131,7 @@ def waiting(board: Board) -> Text:
 
 
 def recovery_lines(
-    recovery: Recovery, board: Board, width: int, room: int, *, ascii_only: bool = False
+    recovery: ShownRecovery, board: Board, width: int, room: int, *, ascii_only: bool = False
 ) -> Iterator[RenderableType]:
     """What was lost, how long each phase took, which plans were to choose from, and why this one was taken: `room` lines."""
     causes = {board.causes[rank] for rank in recovery.lost if rank in board.causes}
@@ -172,7 +172,7 @@ def recovery_lines(
     yield from notes[: max(1, room)]
 
 
-def _notes(recovery: Recovery, board: Board, width: int, ascii_only: bool) -> list[RenderableType]:
+def _notes(recovery: ShownRecovery, board: Board, width: int, ascii_only: bool) -> list[RenderableType]:
     """A line each: why the plan was taken, and what has to be known to read the table."""
     proposed = recovery.proposed
     assert proposed is not None
@@ -184,7 +184,7 @@ def _notes(recovery: Recovery, board: Board, width: int, ascii_only: bool) -> li
     return [Text(line, style) for text, style in told for line in textwrap.wrap(text, width, break_on_hyphens=False)]
 
 
-def phases(recovery: Recovery, width: int, *, ascii_only: bool = False) -> Iterator[RenderableType]:
+def phases(recovery: ShownRecovery, width: int, *, ascii_only: bool = False) -> Iterator[RenderableType]:
     """The parts of a transition as one bar, each as wide as it was long, and their milliseconds."""
     went = recovery.went
     assert went is not None

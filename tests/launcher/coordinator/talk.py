@@ -36,8 +36,7 @@ from launcher.coordinator.actions import (
     StartMeasure,
 )
 from launcher.coordinator.machine import step
-from launcher.coordinator.state import JobState, PlainState, State
-from launcher.coordinator.state import Recovery as Recovering
+from launcher.coordinator.state import JobState, OngoingRecovery, PlainState, State
 from launcher.joblog import reader
 from launcher.joblog.events import (
     AgentInfo,
@@ -243,7 +242,7 @@ class Talk:
                 why_not = "its DDP has static_graph" if "stuck" in options else ""
                 yield Paused(rank, of, position, phase, held, passed=passed, hands_on=hands_on, why_not=why_not)
             case "connected":
-                recovery = self.state.recovery if isinstance(self.state, JobState) else Recovering()
+                recovery = self.state.recovery if isinstance(self.state, JobState) else OngoingRecovery()
                 for rank in ranks or sorted(recovery.unconnected):
                     yield Connected(rank, of, int(options.get("attempt", recovery.n_connects)), options.get("problem", ""))
             case "lost":
