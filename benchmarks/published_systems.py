@@ -16,11 +16,11 @@ from odyssey.errors import StateLost
 from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, Worker, numbers_from
+from odyssey_cli.replay.first_plans import FirstPlans, step_s
 from odyssey_cli.replay.outcome import Result
 from odyssey_cli.replay.policies import Policy, all_policies
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
-from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.traces import DAY_S, Trace, at_once
 from perfmodel.profile.profile import Profile
 from strategies.building.shapes import shapes_of
@@ -31,8 +31,8 @@ from strategies.situation import Aim, Objective, Situation
 class _Restarting:
     """What the systems share: a job, how it starts, and what a restart takes."""
 
-    def __init__(self, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
-        self._setup, self._starts, self._restart_costs = setup, starts.plain(), restart_costs
+    def __init__(self, setup: Setup, first_plans: FirstPlans, restart_costs: RestartCosts) -> None:
+        self._setup, self._first_plans, self._restart_costs = setup, first_plans.plain(), restart_costs
         self._used: frozenset[int] = frozenset()
 
     def start(self, there: frozenset[int]) -> Response:
@@ -45,7 +45,7 @@ class _Restarting:
         return Response(layout_of(plan), step_s(plan), self._restart_costs.restart_of(n_ranks), len(plan.workers), there)
 
     def _layout(self, there: frozenset[int]) -> Plan | None:
-        return self._starts.on(len(there))
+        return self._first_plans.on(len(there))
 
     def _back_to_checkpoint(self, there: frozenset[int]) -> Response:
         return _with(self.start(there), rolls_back=True)
@@ -67,15 +67,15 @@ class Varuna(_Restarting):
         n_ranks = len(there) * self._setup.ranks_per_node
         depths = range(1, len(self._setup.profile.layers) + 1)
         best = _best_equal(self._setup.profile, n_ranks, depths)
-        return None if best is None else self._starts.of_ranks(n_ranks, f"{best[0]}x{best[1]}")
+        return None if best is None else self._first_plans.of_ranks(n_ranks, f"{best[0]}x{best[1]}")
 
 
 class Oobleck(_Restarting):
     """Oobleck (SOSP 2023): pipelines of any length from the least that has the memory; a pipeline that loses a node becomes
     shorter, borrows from the longest, or merges with the shortest; missing layers are copied from other pipelines."""
 
-    def __init__(self, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
-        super().__init__(setup, starts, restart_costs)
+    def __init__(self, setup: Setup, first_plans: FirstPlans, restart_costs: RestartCosts) -> None:
+        super().__init__(setup, first_plans, restart_costs)
         self._plan: Plan | None = None
         self._ranks: dict[Worker, Rank] = {}
         """Worker of the plan -> rank of the trace's cluster: node times ranks of a node, and its place there."""
@@ -113,7 +113,7 @@ class Oobleck(_Restarting):
         lengths = [min(len(row), n_layers) for row in rows]
         used = [rank for row, length in zip(rows, lengths, strict=True) for rank in row[:length]]
         others = [rank for node in sorted(self._used) for rank in _ranks_of(node, self._setup) if rank not in set(used)]
-        plan = self._starts.of_ranks(len(used) + len(others), "+".join(map(str, lengths))) if lengths else None
+        plan = self._first_plans.of_ranks(len(used) + len(others), "+".join(map(str, lengths))) if lengths else None
         if plan is None:
             return self._back_to_checkpoint(there)
         ranks = [*used, *others]
@@ -133,8 +133,8 @@ class Recycle(_Restarting):
     """ReCycle (SOSP 2024): a lost worker's micro-batches go to the same stage of other pipelines, its layers stay where they
     are; a node that returns takes its place again. Without a worker left of some stage: back to the checkpoint."""
 
-    def __init__(self, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
-        super().__init__(setup, starts, restart_costs)
+    def __init__(self, setup: Setup, first_plans: FirstPlans, restart_costs: RestartCosts) -> None:
+        super().__init__(setup, first_plans, restart_costs)
         self._plan: Plan | None = None
         self._places: tuple[int, ...] = ()
         """The nodes for which the plan was made."""
@@ -247,16 +247,16 @@ def _billions(profile: Profile) -> float:
 
 
 def _like(
-    system: Callable[[Setup, Starts, RestartCosts], System],
+    system: Callable[[Setup, FirstPlans, RestartCosts], System],
     trace: Trace,
     setup: Setup,
-    starts: Starts,
+    first_plans: FirstPlans,
     restart_costs: RestartCosts,
     progress: Callable[[float], None],
 ) -> Result:
     """Varuna, which always returns to a checkpoint, is given the best interval for this trace, as if it were known."""
     known_s = trace.length_s / max(1, sum(1 for _ in at_once(trace.changes))) if system is Varuna else None
-    return PublishedLife(trace, restart_costs, system(setup, starts, restart_costs), known_s).run(progress)
+    return PublishedLife(trace, restart_costs, system(setup, first_plans, restart_costs), known_s).run(progress)
 
 
 _PUBLISHED = (

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import strategies as st
 
 from benchmarks.published_systems import policies
+from odyssey_cli.replay.first_plans import FirstPlans, step_s
 from odyssey_cli.replay.generators import GENERATORS, Failures
 from odyssey_cli.replay.ledger import Doing, Totals
 from odyssey_cli.replay.outcome import Outcome
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
-from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.traces import Change, NodeEventKind, Trace
 from perfmodel.profile.profile import Recovery
 from strategies.situation import Aim, Protect
@@ -33,10 +33,10 @@ def outcome(
     """Layers take one second forward and two backward, which is not split; nothing else costs anything but a recovery."""
     layers = [layer(str(i), 1.0, 2.0, 0.0) for i in range(n_layers)]
     setup = Setup(profile(layers, batch, ranks_per_node=1, recovery=RECOVERY), 1, layout, aim=Aim(protect=Protect.NONE))
-    starts = Starts(setup, n_nodes)
-    with_all = starts.on(n_nodes)
+    first_plans = FirstPlans(setup, n_nodes)
+    with_all = first_plans.on(n_nodes)
     assert with_all is not None
-    result = policies(policy)[0].live(trace, setup, starts, restart_costs, lambda at_s: None)
+    result = policies(policy)[0].live(trace, setup, first_plans, restart_costs, lambda at_s: None)
     return Outcome(policy, "", trace.length_s, step_s(with_all), result)
 
 

@@ -18,7 +18,7 @@ import torch
 
 import odyssey
 import strategies
-from launcher.host.fitness.measure import measure
+from launcher.host.fitness.measure_host import measure_host
 from launcher.joblog import reader
 from launcher.joblog.events import GenerationStarted, PlanChosen
 from launcher.options import RunOptions
@@ -183,7 +183,7 @@ def test_ranks_with_nccl_recover_exactly(layout: str, what: str, agents: Agents,
 
 
 def test_a_host_is_measured_by_each_of_its_gpus(tmp_path: Path) -> None:
-    found = measure(1, tmp_path).devices
+    found = measure_host(1, tmp_path).devices
     assert [device.name for device in found] == [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     for device in found:
         assert device.digest and device.flops > 0 and not device.odd and not device.problem

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 import odyssey_cli  # noqa: F401 - from here on `launcher` is ours
 from launcher.host.fitness.findings import HostReport, name
-from launcher.host.fitness.measure import measure
+from launcher.host.fitness.measure_host import measure_host
 from odyssey.codec import to_json
 from odyssey_cli.check.links import TOKEN_BYTES, Answers, Asks, own_address, rounds
 from odyssey_cli.check.report import Clock, Link, Seen
@@ -132,7 +132,7 @@ def main() -> None:
 
 def _host(n_ranks: int, log_dir: Path) -> HostReport:
     complaint = recipe.too_few_processors(len(os.sched_getaffinity(0)), os.environ)
-    report = measure(n_ranks, log_dir)
+    report = measure_host(n_ranks, log_dir)
     return msgspec.structs.replace(report, complaints=(*report.complaints, *([name(complaint)] if complaint else [])))
 
 

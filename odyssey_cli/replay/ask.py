@@ -8,12 +8,12 @@ import msgspec
 
 from odyssey.errors import OdysseyError
 from odyssey.plan.form import layout_of
+from odyssey_cli.replay.first_plans import FirstPlans, step_s
 from odyssey_cli.replay.ledger import Totals
 from odyssey_cli.replay.outcome import Decision, Outcome
 from odyssey_cli.replay.policies import Policy
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
-from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.traces import Trace
 
 N_BINS = 500
@@ -76,8 +76,8 @@ def ask(
     progress: Callable[[Policy, float], None],
 ) -> Answer:
     """Replay all of them; `progress` is told how many seconds of the trace are through. Raises OdysseyError."""
-    starts = Starts(setup, trace.n_nodes)
-    with_all = starts.on(trace.n_nodes)
+    first_plans = FirstPlans(setup, trace.n_nodes)
+    with_all = first_plans.on(trace.n_nodes)
     if with_all is None:
         nodes = f"{trace.n_nodes} nodes of {setup.ranks_per_node} ranks"
         raise OdysseyError(f"no layout {setup.layout} for {nodes}", "try other --nodes or --layout")
@@ -87,7 +87,7 @@ def ask(
         def passed(at_s: float, policy: Policy = policy) -> None:
             progress(policy, at_s)
 
-        result = policy.live(trace, setup, starts, restart_costs, passed)
+        result = policy.live(trace, setup, first_plans, restart_costs, passed)
         outcomes.append(Outcome(policy.name, policy.about, trace.length_s, step_s(with_all), result))
         progress(policy, trace.length_s)
     return Answer(
@@ -98,7 +98,7 @@ def ask(
         step_s(with_all),
         restart_costs,
         tuple(outcomes),
-        tuple(starts.faults),
+        tuple(first_plans.faults),
     )
 
 

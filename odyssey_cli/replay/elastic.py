@@ -12,20 +12,20 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec.structs import replace
 
 from odyssey.plan.form import form_of
+from odyssey_cli.replay.first_plans import FirstPlans, step_s
 from odyssey_cli.replay.ledger import Doing, Ledger
 from odyssey_cli.replay.nodes import Nodes, told
 from odyssey_cli.replay.outcome import Decision, Result
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup, SimulatedJob
-from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.traces import Change, NodeEventKind, Trace, at_once
 
 
 class ElasticLife:
     """All jobs that a user starts on the nodes of a trace, one after the other."""
 
-    def __init__(self, trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
-        self._trace, self._setup, self._starts, self._restart_costs = trace, setup, starts, restart_costs
+    def __init__(self, trace: Trace, setup: Setup, first_plans: FirstPlans, restart_costs: RestartCosts) -> None:
+        self._trace, self._setup, self._first_plans, self._restart_costs = trace, setup, first_plans, restart_costs
         self._ledger = Ledger(restart_costs.save_s)
         self._decisions: list[Decision] = []
         self._nodes = Nodes(trace)
@@ -109,9 +109,9 @@ class ElasticLife:
 
     def _start(self, at_s: float) -> None:
         """All ranks of the next job are there."""
-        setup = replace(self._setup, layout=self._starts.layout(len(self._members)))
+        setup = replace(self._setup, layout=self._first_plans.layout(len(self._members)))
         self._ledger.interval_s = self._restart_costs.interval_s(self._n_returns, at_s)
-        self._job = SimulatedJob(setup, len(self._members), at_s, self._starts.faults, resumed=at_s > 0)
+        self._job = SimulatedJob(setup, len(self._members), at_s, self._first_plans.faults, resumed=at_s > 0)
         self._give(self._job, self._nodes.there - self._members.keys(), at_s)  # that came while it was about to start
 
     def _give(self, job: SimulatedJob, nodes: Iterable[int], at_s: float) -> None:
@@ -139,7 +139,7 @@ class ElasticLife:
         self._doing = Doing.WAITING
         self._pending.append((at_s, why))
         there = sorted(self._nodes.there)
-        if self._starts.on(len(there)) is not None:
+        if self._first_plans.on(len(there)) is not None:
             self._doing = Doing.RESTART
             self._members = {node: number for number, node in enumerate(there)}
             self._start_s = at_s + self._restart_costs.restart_of(len(there) * self._setup.ranks_per_node)
@@ -180,6 +180,8 @@ class ElasticLife:
             del self._members[node]
 
 
-def live(trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts, progress: Callable[[float], None]) -> Result:
+def live(
+    trace: Trace, setup: Setup, first_plans: FirstPlans, restart_costs: RestartCosts, progress: Callable[[float], None]
+) -> Result:
     """What comes of it."""
-    return ElasticLife(trace, setup, starts, restart_costs).run(progress)
+    return ElasticLife(trace, setup, first_plans, restart_costs).run(progress)

@@ -12,10 +12,10 @@ import strategies
 from odyssey.errors import UsageError
 from odyssey.plan.approximation import LowRank
 from odyssey_cli.replay import elastic, restarting
+from odyssey_cli.replay.first_plans import FirstPlans
 from odyssey_cli.replay.outcome import Result
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
-from odyssey_cli.replay.starts import Starts
 from odyssey_cli.replay.traces import Trace
 from strategies.situation import Protect
 
@@ -26,7 +26,7 @@ NEEDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
 }
 """Strategies that would propose nothing else: the option that each is given, and what that comes to in the job's Aim."""
 NOTHING: tuple[str, Mapping[str, object]] = ("", {})
-Live = Callable[[Trace, Setup, Starts, RestartCosts, Progress], Result]
+Live = Callable[[Trace, Setup, FirstPlans, RestartCosts, Progress], Result]
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -56,6 +56,8 @@ def named(names: Sequence[str]) -> tuple[Policy, ...]:
     return tuple(known[name] for name in dict.fromkeys(names)) if names else tuple(known.values())
 
 
-def _ours(strategy: str, trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts, progress: Progress) -> Result:
+def _ours(
+    strategy: str, trace: Trace, setup: Setup, first_plans: FirstPlans, restart_costs: RestartCosts, progress: Progress
+) -> Result:
     aim = replace(setup.aim, **NEEDS.get(strategy, NOTHING)[1])
-    return elastic.live(trace, replace(setup, strategy=strategy, aim=aim), starts, restart_costs, progress)
+    return elastic.live(trace, replace(setup, strategy=strategy, aim=aim), first_plans, restart_costs, progress)

@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 
 from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
+from odyssey_cli.replay.first_plans import FirstPlans, step_s
 from odyssey_cli.replay.ledger import Doing, Ledger
 from odyssey_cli.replay.nodes import Nodes, told
 from odyssey_cli.replay.outcome import Decision, Result
 from odyssey_cli.replay.restart_costs import RestartCosts
 from odyssey_cli.replay.simulated_job import Setup
-from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.traces import Change, NodeEventKind, Trace, at_once
 
 
 class RestartingLife:
     """A job under torchrun on the nodes of a trace."""
 
-    def __init__(self, trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts) -> None:
-        self._trace, self._restart_costs, self._starts = trace, restart_costs, starts.plain()
+    def __init__(self, trace: Trace, setup: Setup, first_plans: FirstPlans, restart_costs: RestartCosts) -> None:
+        self._trace, self._restart_costs, self._first_plans = trace, restart_costs, first_plans.plain()
         self._ranks_per_node = setup.ranks_per_node
         self._ledger = Ledger(restart_costs.save_s)
         self._ledger.interval_s = restart_costs.best_interval_s(trace.length_s / max(1, sum(1 for _ in at_once(trace.changes))))
@@ -75,7 +75,7 @@ class RestartingLife:
 
     def _start(self, at_s: float, why: str) -> None:
         there, now_s = frozenset(self._nodes.there), max(at_s, self._ledger.now_s)
-        self._plan, self._used, self._from_s = self._starts.on(len(there)), frozenset(), now_s
+        self._plan, self._used, self._from_s = self._first_plans.on(len(there)), frozenset(), now_s
         decision = Decision(at_s, why, "waits for nodes", 0, None, now_s - at_s)
         if (plan := self._plan) is not None:
             self._used, self._ledger.step_s = there, step_s(plan)
@@ -86,6 +86,8 @@ class RestartingLife:
         self._decisions.append(decision)
 
 
-def live(trace: Trace, setup: Setup, starts: Starts, restart_costs: RestartCosts, progress: Callable[[float], None]) -> Result:
+def live(
+    trace: Trace, setup: Setup, first_plans: FirstPlans, restart_costs: RestartCosts, progress: Callable[[float], None]
+) -> Result:
     """What comes of it."""
-    return RestartingLife(trace, setup, starts, restart_costs).run(progress)
+    return RestartingLife(trace, setup, first_plans, restart_costs).run(progress)

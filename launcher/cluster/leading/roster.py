@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from launcher.cluster.endpoint import other_job
-from launcher.cluster.leading.comparison import Comparison
+from launcher.cluster.leading.host_comparison import HostComparison
 from launcher.cluster.links.connect import Address
 from launcher.cluster.wire import Join, OtherJob, Refused, WaitForPlace
 from launcher.coordinator.rank_assignment import in_order
@@ -114,8 +114,8 @@ class Roster:
         self.comparison = self._new_comparison()
         self._note_enough(now)
 
-    def _new_comparison(self) -> Comparison | None:
-        return Comparison(self._report, self._options.min_agents) if self._report is not None else None
+    def _new_comparison(self) -> HostComparison | None:
+        return HostComparison(self._report, self._options.min_agents) if self._report is not None else None
 
     def attached(self, agent: AgentInfo, session: bytes, report: HostReport | None) -> None:
         """A member of the job that was taken over has come, with what is known of its host."""

@@ -59,9 +59,9 @@ def report(n_ranks: int, log_dir: Path, environment: Mapping[str, str], limit_s:
 
 def main() -> None:
     """In the child: measure, and answer through the pipe."""
-    from launcher.host.fitness.measure import measure
+    from launcher.host.fitness.measure_host import measure_host
     from launcher.host.kernel import die_with_parent
 
     n_ranks, log_dir, writing, parent = sys.argv[1:]
     die_with_parent(int(parent))
-    os.write(int(writing), msgspec.msgpack.encode(measure(int(n_ranks), Path(log_dir))))
+    os.write(int(writing), msgspec.msgpack.encode(measure_host(int(n_ranks), Path(log_dir))))

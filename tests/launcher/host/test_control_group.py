@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host.fitness import measure
+from launcher.host.fitness import measure_host
 from launcher.host.fitness.judgement import judge
 from odyssey import control_group
 from odyssey.control_group import Allowance
@@ -108,16 +108,16 @@ def test_version_1_says_no_limit_by_a_number(tmp_path: Path) -> None:
 def test_a_host_whose_group_leaves_less_than_a_processor_for_each_rank_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "_flops", lambda *given: 10.0)
+    monkeypatch.setattr(measure_host, "_flops", lambda *given: 10.0)
     monkeypatch.setattr(control_group, "allowance", lambda root=None: Allowance(3 * GIB // 2, GIB, 0.3))
-    report = measure.measure(1, tmp_path)
+    report = measure_host.measure_host(1, tmp_path)
     assert (report.n_processors, report.memory_bytes) == (0.3, 3 * GIB // 2) and report.available_bytes <= GIB
     assert report.devices[0].memory_bytes == 3 * GIB // 2
     (complaint,) = report.complaints
     assert complaint.startswith("its control group leaves it 0.3 processors")
     assert complaint in [finding.what for finding in judge([report])]
     monkeypatch.setattr(control_group, "allowance", lambda root=None: Allowance())
-    whole = measure.measure(1, tmp_path)
+    whole = measure_host.measure_host(1, tmp_path)
     assert whole.complaints == () and whole.n_processors == len(os.sched_getaffinity(0))
     assert whole.devices[0].flops == 10.0 and report.devices[0].flops == 10.0 * 0.3 / whole.devices[0].n_threads
 

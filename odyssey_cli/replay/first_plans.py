@@ -11,7 +11,7 @@ from strategies.search import initial_plan
 from strategies.situation import Situation
 
 
-class Starts:
+class FirstPlans:
     """How one job starts on any number of its nodes."""
 
     def __init__(self, setup: Setup, n_nodes: int, *, only_1f1b: bool = False) -> None:
@@ -61,9 +61,9 @@ class Starts:
         plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
         return next((plan for plan in plans if plan.schedule.rule == "1f1b" or not self._only_1f1b), None)
 
-    def plain(self) -> Starts:
+    def plain(self) -> FirstPlans:
         """The same job by systems that do not split the backward."""
-        return Starts(self._setup, self.n_nodes, only_1f1b=True)
+        return FirstPlans(self._setup, self.n_nodes, only_1f1b=True)
 
 
 def step_s(plan: Plan) -> float:

@@ -15,7 +15,7 @@ NOT_YET = "all hosts are compared first"
 NO_REPORT = "it was not checked: give --check to all agents"
 
 
-class Comparison:
+class HostComparison:
     """`own`: of the leading agent's host, which cannot be left out; `least`: agents that the job needs."""
 
     def __init__(self, own: HostReport, least: int) -> None:

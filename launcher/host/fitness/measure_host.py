@@ -33,7 +33,7 @@ DIGEST_SIZE = 384
 SEED = 20260101
 
 
-def measure(n_ranks: int, log_dir: Path) -> HostReport:
+def measure_host(n_ranks: int, log_dir: Path) -> HostReport:
     """This host, for so many ranks, and for logs in this folder. Takes a few seconds. What is wrong is in the report."""
     import psutil
     import torch
