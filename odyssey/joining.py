@@ -16,7 +16,7 @@ from odyssey.profiling.measure import measure
 from odyssey.protocol import link
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.batches import Batches, Samples
+from odyssey.runtime.batches import Batches, JobData
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.layers import Layers, Measuring
@@ -29,7 +29,7 @@ _newest: Session[Engine] | None = None
 
 
 def model_spec(
-    model: Model, batches: Batches, samples: Samples, clip_norm: float | None, autocast: torch.dtype | None
+    model: Model, batches: Batches, samples: JobData, clip_norm: float | None, autocast: torch.dtype | None
 ) -> ModelSpec:
     """What the agent and the other ranks are to know of a job."""
     return ModelSpec(

@@ -28,7 +28,7 @@ from launcher.cluster.wire import (
     Others,
     ReadStacks,
     Refused,
-    Samples,
+    SamplesTaken,
     Signal,
     StacksRead,
     Stopped,
@@ -171,7 +171,7 @@ class Member:
                 self._processes.drill(rank, number)
             case TakeSamples(number=number, ranks=ranks, elsewhere=elsewhere):
                 samples = own_ranks.samples(ranks, {*elsewhere, following.leader_at.host})
-                following.tell(Samples(number, samples))
+                following.tell(SamplesTaken(number, samples))
             case ReadStacks(number=number, ranks=ranks):
                 own_ranks.read_stacks(ranks, lambda stacks: following.tell(StacksRead(number, stacks)))
             case KillAll():

@@ -166,7 +166,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Samples(msgspec.Struct, frozen=True, tag=True):
+class SamplesTaken(msgspec.Struct, frozen=True, tag=True):
     """The answer to TakeSamples with this number."""
 
     number: Count64
@@ -192,7 +192,7 @@ class WantsToLeave(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromMember = FromRank | Happened | Stopped | Notice | Samples | StacksRead | WantsToLeave | Leaving
+FromMember = FromRank | Happened | Stopped | Notice | SamplesTaken | StacksRead | WantsToLeave | Leaving
 
 # -- leader to member --------------------------------------------------------------------------------------------------
 

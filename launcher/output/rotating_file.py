@@ -21,7 +21,7 @@ from launcher.host.loop import Loop, Timer
 WINDOW_S = 1.0
 
 
-class Part(msgspec.Struct, frozen=True):
+class FilePart(msgspec.Struct, frozen=True):
     """One of the files. `start`: the place in the stream of its first byte."""
 
     path: Path
@@ -33,14 +33,14 @@ class Part(msgspec.Struct, frozen=True):
         return self.start + self.size
 
 
-def parts(path: Path) -> list[Part]:
+def parts(path: Path) -> list[FilePart]:
     """Those that there are of the stream whose newest file is `path`, in order."""
     starts = [int(word) for name in path.parent.glob(f"{path.name}.*") if (word := name.suffix[1:]).isdecimal()]
-    found: list[Part] = []
+    found: list[FilePart] = []
     if starts:
         older = path.with_name(f"{path.name}.{max(starts)}")
-        found.append(Part(older, max(starts), _size(older)))
-    return [*found, Part(path, found[0].stop if found else 0, _size(path))]
+        found.append(FilePart(older, max(starts), _size(older)))
+    return [*found, FilePart(path, found[0].stop if found else 0, _size(path))]
 
 
 def _size(path: Path) -> int:

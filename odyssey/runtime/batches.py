@@ -15,7 +15,7 @@ from odyssey.runtime.snapshots import Snapshots
 from odyssey.runtime.streams import Splits
 
 
-class Samples(NamedTuple):
+class JobData(NamedTuple):
     """What a job's data come to on this rank.
 
     `n`: how many there are, 0 in a stream. `digest`: what a stream begins with, or the script's own order; else empty.
@@ -58,7 +58,7 @@ class Batches(NamedTuple):
             raise JobError(what, "leave sampler out, or give a map-style dataset, with data[i] and len(data)")
         return self._replace(micro_batch=min(self.micro_batch, self.global_batch))
 
-    def samples(self) -> Samples:
+    def samples(self) -> JobData:
         """A first look at them. Raises JobError for samples that are other ones each time."""
         collate, num_workers = self.collate, self.num_workers
         if (data := map_style(self.data)) is None:
@@ -70,7 +70,7 @@ class Batches(NamedTuple):
             def prefetcher() -> Prefetcher:
                 return Prefetcher(Splits(stream, collate, num_workers, snapshots))
 
-            return Samples(0, digest, lambda: batch, prefetcher, its_collating_draws, snapshots)
+            return JobData(0, digest, lambda: batch, prefetcher, its_collating_draws, snapshots)
         sampler = Sampler(len(data), self.seed) if self.sampler is None else GivenSampler(self.sampler, self.seed)
         told = "" if self.sampler is None else packing.digest(sampler.ids(0, sampler.n_samples))
 
@@ -82,4 +82,4 @@ class Batches(NamedTuple):
             return fetch(data, sample_ids, [*sample_ids, len(data)], collate)
 
         source = MapStyle(data, sampler, self, collate, is_random=is_random, num_workers=num_workers)
-        return Samples(len(data), told, first, lambda: Prefetcher(source), its_collating_draws)
+        return JobData(len(data), told, first, lambda: Prefetcher(source), its_collating_draws)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Samples(Protocol):
+class SampleSource(Protocol):
     def __getitem__(self, sample_id: int, /) -> Any: ...
 
 
@@ -48,7 +48,7 @@ class Generators:
         if (numpy := _numpy()) is not None:
             numpy.seed(number & 0xFFFFFFFF)
 
-    def seeded(self, number: int, data: Samples, sample_id: int) -> Any:
+    def seeded(self, number: int, data: SampleSource, sample_id: int) -> Any:
         """A sample, with the random numbers that follow from `number`. An exception of the script's says which one it was."""
         self.seed(number)
         try:

@@ -31,7 +31,7 @@ class NeighbourMemory:
         """Whether that one can read this rank's memory: what is on the host goes there without being sent."""
         return all(rank in self._readers for rank in ranks_of(worker))
 
-    def read(self, worker: Worker, parts: Iterable[peer_memory.Part], check: Callable[[], None]) -> None:
+    def read(self, worker: Worker, parts: Iterable[peer_memory.MemoryPart], check: Callable[[], None]) -> None:
         """Copy from the memory of one that `is_read_by` this one; `check` is called now and then. Raises Cut, as a connection
         that ends does."""
         handle = self._handles[ranks_of(worker)[0]]

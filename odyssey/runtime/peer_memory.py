@@ -36,7 +36,7 @@ _MAX_PARTS = 1024
 _PR_SET_PTRACER = 0x59616D61
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """`size_bytes` from the address `there`, in the other's memory, to `here`."""
 
     there: int
@@ -60,7 +60,7 @@ class PeerMemory:
         poll.register(self._process, select.POLLIN)
         return bool(poll.poll(0))
 
-    def read(self, parts: Iterable[Part], check: Callable[[], None]) -> None:
+    def read(self, parts: Iterable[MemoryPart], check: Callable[[], None]) -> None:
         """Copy all parts. `check` is called now and then, and ends it by raising.
 
         Raises OSError where the process has ended or cannot be read; it was the one that is meant until the last byte was read.
@@ -113,7 +113,7 @@ def _tried(its_handle: bytes) -> PeerMemory | None:
     found = ctypes.create_string_buffer(_SECRET_BYTES)
     try:
         memory = PeerMemory(pid)
-        memory.read([Part(address, ctypes.addressof(found), _SECRET_BYTES)], lambda: None)
+        memory.read([MemoryPart(address, ctypes.addressof(found), _SECRET_BYTES)], lambda: None)
     except OSError:
         return None
     return memory if secrets.compare_digest(found.raw, secret) else None
@@ -135,20 +135,20 @@ class _Span(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("size_bytes", ctypes.c_size_t))
 
 
-def _spans(batch: list[Part]) -> Iterator[tuple[_Span, _Span]]:
+def _spans(batch: list[MemoryPart]) -> Iterator[tuple[_Span, _Span]]:
     for part in batch:
         yield _Span(part.there, part.size_bytes), _Span(part.here, part.size_bytes)
 
 
-def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+def _batches(parts: Iterable[MemoryPart]) -> Iterator[list[MemoryPart]]:
     """Give as much at once as one call takes."""
-    batch: list[Part] = []
+    batch: list[MemoryPart] = []
     room = AT_ONCE_BYTES
     for part in parts:
         while part.size_bytes:
             size_bytes = min(part.size_bytes, room)
-            batch.append(Part(part.there, part.here, size_bytes))
-            part = Part(part.there + size_bytes, part.here + size_bytes, part.size_bytes - size_bytes)
+            batch.append(MemoryPart(part.there, part.here, size_bytes))
+            part = MemoryPart(part.there + size_bytes, part.here + size_bytes, part.size_bytes - size_bytes)
             room -= size_bytes
             if not room or len(batch) == _MAX_PARTS:
                 yield batch

@@ -22,7 +22,7 @@ from odyssey.model.packing import digest_bytes, offsets_of, pack, unpack
 from odyssey.plan.moves import Move
 from odyssey.plan.worker import Worker
 from odyssey.runtime.groups import Groups
-from odyssey.runtime.peer_memory import Part
+from odyssey.runtime.peer_memory import MemoryPart
 
 _FIRST, _REST, _BODY, _DIGESTS, _TAKEN, _STILL_HERE, _N_TAGS = range(1, 8)
 """Tags of a state that is on its way."""
@@ -243,7 +243,7 @@ class _Arriving:
             self._wait(self._receive(self._word.clone(), _STILL_HERE))
             raise self._different()
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[MemoryPart]:
         """What is read, and to where. The rest of the body is made zeros, as it is at the source."""
         offsets = offsets_of(size for _, size in self._rows)
         if offsets[-1] != self._body.numel():
@@ -251,7 +251,7 @@ class _Arriving:
         start = self._body.data_ptr()
         for (_, size), offset, end in zip(self._rows, offsets, offsets[1:], strict=False):
             self._body[offset + size : end] = 0
-        return [Part(address, start + offset, size) for (address, size), offset in zip(self._rows, offsets, strict=False)]
+        return [MemoryPart(address, start + offset, size) for (address, size), offset in zip(self._rows, offsets, strict=False)]
 
     def _come(self) -> None:
         to_come = deque(self._pieces)

@@ -26,7 +26,7 @@ from launcher.cluster.wire import (
     Leaving,
     Notice,
     ReadStacks,
-    Samples,
+    SamplesTaken,
     StacksRead,
     Stopped,
     TakeSamples,
@@ -141,8 +141,8 @@ class RemoteAgent:
             case Notice(text=text):
                 for line in self._notices.take(for_people(text, MAX_TOLD), self._session.heard.at):
                     self._sink.say(f"agent {self.info.number}: {line}")
-            case Samples(number=number, samples=samples):
-                self._answered(number, Samples, samples)
+            case SamplesTaken(number=number, samples=samples):
+                self._answered(number, SamplesTaken, samples)
             case StacksRead(number=number, stacks=stacks):
                 self._answered(number, StacksRead, {rank: cleaned(stack) for rank, stack in stacks.items()})
             case WantsToLeave(reason=reason) if not self._leaves:
@@ -178,7 +178,7 @@ class RemoteAgent:
     def sample(self, ranks: Sequence[Rank], elsewhere: tuple[str, ...], answered: Callable[[dict[Rank, Sample]], None]) -> None:
         """How much these of its ranks have used, written and said to others. The answer is empty when it is lost. `elsewhere`:
         addresses of the other agents, as far as they are known; it knows ours."""
-        self._ask(TakeSamples(next(self._questions), tuple(ranks), elsewhere), Samples, answered)
+        self._ask(TakeSamples(next(self._questions), tuple(ranks), elsewhere), SamplesTaken, answered)
 
     def read_stacks(self, ranks: Sequence[Rank], answered: Callable[[dict[Rank, Stack]], None]) -> None:
         """Where these of its ranks are."""

@@ -425,9 +425,9 @@ def test_a_member_is_heard_only_on_what_it_was_asked(leader: LeaderOnALoop) -> N
     assert isinstance(asked, wire.TakeSamples) and asked.ranks == (3,)
     sample = Sample(1.0, 2)
     member.say(wire.StacksRead(asked.number, {3: Stack()}))
-    member.say(wire.Samples(asked.number + 1, {3: sample}))
+    member.say(wire.SamplesTaken(asked.number + 1, {3: sample}))
     for _ in range(2):
-        member.say(wire.Samples(asked.number, {3: sample, 4: sample}))
+        member.say(wire.SamplesTaken(asked.number, {3: sample, 4: sample}))
     agent.read_stacks([3], stacks.append)
     asked = member.hear(wire.FromLeader)
     frame = Frame("\x1b[2Ja.py", 7, "f")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from odyssey.runtime import peer_memory
-from odyssey.runtime.peer_memory import Part
+from odyssey.runtime.peer_memory import MemoryPart
 from tests import ROOT
 
 pytestmark = pytest.mark.timeout(60)
@@ -89,7 +89,7 @@ def test_all_parts_are_copied_to_their_places(
     target = target_of()
     found = ctypes.create_string_buffer(SIZE_BYTES)
     cuts = [0, *range(100, 2_000), 1 << 20, SIZE_BYTES]
-    parts = [Part(target.address + a, ctypes.addressof(found) + a, b - a) for a, b in pairwise(cuts)]
+    parts = [MemoryPart(target.address + a, ctypes.addressof(found) + a, b - a) for a, b in pairwise(cuts)]
     memory_of(target).read(reversed(parts), no_check)
     assert found.raw == CONTENT
 
@@ -97,7 +97,7 @@ def test_all_parts_are_copied_to_their_places(
 def test_what_is_not_there_is_an_error_and_no_shorter_read(target_of: Callable[..., Target]) -> None:
     target = target_of()
     found = ctypes.create_string_buffer(SIZE_BYTES)
-    parts = [Part(target.address, ctypes.addressof(found), 64), Part(0, ctypes.addressof(found), 64)]
+    parts = [MemoryPart(target.address, ctypes.addressof(found), 64), MemoryPart(0, ctypes.addressof(found), 64)]
     with pytest.raises(OSError, match="64 of 128 bytes"):
         memory_of(target).read(parts, no_check)
 
@@ -149,7 +149,7 @@ def test_a_process_that_is_killed_while_it_is_read_is_no_source(
             target.kill()
 
     with pytest.raises(ProcessLookupError):
-        memory_of(target).read([Part(target.address, ctypes.addressof(found), SIZE_BYTES)], kill_between)
+        memory_of(target).read([MemoryPart(target.address, ctypes.addressof(found), SIZE_BYTES)], kill_between)
     assert n_checks == 2 and found.raw[: SIZE_BYTES // 2] == CONTENT[: SIZE_BYTES // 2]
 
 
