@@ -21,8 +21,8 @@ from benchmarks.run import run
 from odyssey.errors import StateLost
 from odyssey.plan.plan import Plan
 from odyssey_cli.planning import source
+from perfmodel.goodput.checkpointing import best_interval_s, restart_s
 from perfmodel.profile.profile import Profile, Recovery
-from perfmodel.worth.checkpointing import best_interval_s, restart_s
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Candidate, Objective, Situation
 

@@ -32,7 +32,7 @@ from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.rehearsal.comparison import Generation, Rehearsal, generations
 from odyssey_cli.rehearsal.rehearse import SIGNALS, Wanted, rehearse
-from perfmodel.worth.objective import objective
+from perfmodel.goodput.objective import objective
 
 N_STEPS = 10
 LIMIT_S = 600.0

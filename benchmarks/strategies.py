@@ -26,7 +26,7 @@ from benchmarks.run import run
 from benchmarks.scenarios import SIZES, Loss, Scenario, alone, read, situation, speed, started
 from odyssey_cli.rehearsal.comparison import Generation, Rehearsal
 from odyssey_cli.rehearsal.rehearse import SIGNALS, Wanted, rehearse
-from perfmodel.worth.reliability import ExpectedChange
+from perfmodel.goodput.reliability import ExpectedChange
 from strategies.search.near_equal import slowed
 from strategies.search.next_loss import worth
 from strategies.situation import Candidate, Protect

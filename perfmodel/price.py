@@ -11,12 +11,12 @@ from odyssey.plan.estimate import Estimate
 from odyssey.plan.needs import SumOver
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
+from perfmodel.goodput.objective import objective
 from perfmodel.step.costs import Costs
 from perfmodel.step.finish import finish
 from perfmodel.step.group_cost import group_cost
 from perfmodel.step.independent_groups import IndependentGroup, independent_groups, twins
 from perfmodel.transition.transition import transition
-from perfmodel.worth.objective import objective
 
 
 class Price(msgspec.Struct, frozen=True):

@@ -83,7 +83,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "replicas",
         "zygote",
     ),
-    "perfmodel": ("profile worth", "step", "transition", "price refine"),
+    "perfmodel": ("profile goodput", "step", "transition", "price refine"),
     "strategies": ("situation", "building", "*", "search"),
     "launcher": (
         *("options consensus", "host", "joblog", "failures", "coordinator", "output health", "planning processes"),

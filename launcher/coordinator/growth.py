@@ -55,7 +55,7 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, worker_of
 from odyssey.protocol.orders import Connect, Drain
 from odyssey.protocol.reports import Connected, Paused
-from perfmodel.worth.escalation import due_after_s
+from perfmodel.goodput.escalation import due_after_s
 from strategies.situation import Candidate
 from strategies.situation.faults import attempt
 
@@ -142,7 +142,7 @@ def slowed(job: JobState, body: RankSlowed) -> Actions:
 
 
 def _due_in_s(job: JobState, candidates: Sequence[Candidate]) -> float:
-    """Seconds until slow ranks have lost as much as the transition to the best plan takes (perfmodel/worth/escalation.py)."""
+    """Seconds until slow ranks have lost as much as the transition to the best plan takes (perfmodel/goodput/escalation.py)."""
     best = candidates[0]
     now = next((row for row in candidates if row.strategy == UNCHANGED), None)
     if not job.slow or best.estimate is None or now is None or now.estimate is None:

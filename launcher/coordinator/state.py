@@ -24,8 +24,8 @@ from odyssey.plan.worker import Rank, numbers_from, worker_of
 from odyssey.protocol import frames
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.protocol.units import Position, Result, position_after
+from perfmodel.goodput.reliability import WINDOW_S
 from perfmodel.profile.profile import Profile
-from perfmodel.worth.reliability import WINDOW_S
 
 
 class Status(enum.StrEnum):

@@ -21,8 +21,8 @@ from odyssey.plan.approximation import LowRank
 from odyssey.plan.worker import Rank, Worker
 from odyssey.protocol.orders import Measure
 from odyssey.protocol.reports import Committed, Measured, OpTimes
+from perfmodel.goodput.reliability import ExpectedChange
 from perfmodel.profile.profile import Profile
-from perfmodel.worth.reliability import ExpectedChange
 
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 600.0
 """After a Go, plans for the next loss are made anew at the costs that real steps have shown: soon, then ever more rarely."""

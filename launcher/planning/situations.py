@@ -22,8 +22,8 @@ from odyssey.plan.layout import parse_layout
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from odyssey.plan.worker import Worker
+from perfmodel.goodput.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from perfmodel.profile.profile import Profile
-from perfmodel.worth.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from strategies.situation import Aim, Candidate, Situation
 from strategies.situation.faults import attempt
 

@@ -24,7 +24,7 @@ class Transition(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What the performance model says of a Plan. `objective` is useful samples per second, see perfmodel/worth/objective.py.
+    """What the performance model says of a Plan. `objective` is useful samples per second, see perfmodel/goodput/objective.py.
     `beside_s`: what is done for it beside the training, before the transition: groups are built. `kept_s`: by which its first
     step is shorter than its others in the mean, as of the step that was cut something is kept."""
 

@@ -12,7 +12,7 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, numbers_from, worker_of
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
-from perfmodel.worth.reliability import ExpectedChange
+from perfmodel.goodput.reliability import ExpectedChange
 from strategies.search import best, initial_plan
 from strategies.search.dryrun import DryRun, Joined, Outcome, fail_any, fail_ranks, join_ranks, newcomers
 from strategies.search.lifetime_value import LifetimeValue, Steps, lifetime_values

@@ -19,7 +19,7 @@ from odyssey_cli.planning.ask import HORIZON_S, Answer, Units, ask
 from odyssey_cli.planning.predicted import stands, timeline
 from odyssey_cli.planning.starts import ask_layouts, ask_spares
 from odyssey_cli.timeline import save, terminal
-from perfmodel.worth.horizon import MOST_LOSSES
+from perfmodel.goodput.horizon import MOST_LOSSES
 
 
 def plan(request: PlanRequest) -> int:

@@ -15,9 +15,9 @@ from odyssey.errors import ProfileError, UsageError
 from odyssey.plan.plan import Plan
 from odyssey_cli.command_line import values
 from odyssey_cli.jobs import find as jobs
+from perfmodel.goodput.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from perfmodel.profile import catalog
 from perfmodel.profile.profile import Profile, read
-from perfmodel.worth.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from strategies.situation import Aim
 
 LOGS = Path("odyssey-logs")

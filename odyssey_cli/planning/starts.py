@@ -14,7 +14,7 @@ from odyssey.plan.layout import layout_text, parse_layout
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import at_start, next_loss_of
-from perfmodel.worth.reliability import ExpectedChange
+from perfmodel.goodput.reliability import ExpectedChange
 from strategies.search.lifetime_value import LifetimeValue, Steps, lifetime_values
 from strategies.search.starts import compared, with_idle
 from strategies.situation import Aim, AtNextLoss, Candidate, Situation

@@ -18,7 +18,7 @@ from odyssey.plan.worker import Rank, Worker, worker_of
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import at_start
-from perfmodel.worth.reliability import ExpectedChange
+from perfmodel.goodput.reliability import ExpectedChange
 from strategies.search import best, initial_plan, rescore, search
 from strategies.situation import Aim, Candidate, Protect, Situation
 

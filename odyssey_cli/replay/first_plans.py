@@ -6,7 +6,7 @@ from launcher.joblog.wording import faults_texts
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, numbers_from, worker_of
 from odyssey_cli.replay.simulated_job import Setup
-from perfmodel.worth.reliability import seconds_to_change
+from perfmodel.goodput.reliability import seconds_to_change
 from strategies.search import initial_plan
 from strategies.situation import Situation
 

@@ -1,4 +1,4 @@
-"""What checkpoints and restarts cost, where nobody has measured it: perfmodel/worth/checkpointing.py, or as the user says.
+"""What checkpoints and restarts cost, where nobody has measured it: perfmodel/goodput/checkpointing.py, or as the user says.
 
 The mean time between returns to a checkpoint is what a job can know of it: how often it has had to so far.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from perfmodel.goodput.checkpointing import best_interval_s, restart_s
 from perfmodel.profile.profile import Recovery
-from perfmodel.worth.checkpointing import best_interval_s, restart_s
 
 SAVE_S = Recovery().save_s
 _FIRST_MEAN_S = 24 * 3600.0

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from odyssey.errors import UsageError
 from odyssey.plan.estimate import Estimate
 from odyssey.plan.plan import Plan
-from perfmodel.worth.horizon import MOST_LOSSES, Stay, spent
+from perfmodel.goodput.horizon import MOST_LOSSES, Stay, spent
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.shapes import shapes_of
 from strategies.search.next_loss import NODE_SHARE, Ahead, Then, closed_step_s
@@ -159,7 +159,7 @@ class _Life:
             ends = sum(share for share, after in self._after(at) if after.then.restart_s > 0 or after is _NOWHERE)
             n_losses += rate * seconds.there_s
             n_ends += rate * seconds.there_s * ends
-            if step_s is not None:  # a loss cuts off half a step, see perfmodel/worth/objective.py
+            if step_s is not None:  # a loss cuts off half a step, see perfmodel/goodput/objective.py
                 trained = seconds.training_s / self._horizon_s * math.exp(-rate * step_s / 2)
                 work += trained * first_s / step_s
                 slower += trained * (1 - first_s / step_s)

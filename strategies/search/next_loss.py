@@ -29,11 +29,11 @@ from msgspec.structs import replace
 from odyssey.plan.estimate import Estimate
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
+from perfmodel.goodput.checkpointing import redone_s, restart_s
+from perfmodel.goodput.objective import After, Grown, expected_rate, growing_rate, useful_rate
+from perfmodel.goodput.reliability import ExpectedChange
 from perfmodel.transition.keeping import kept_of_all_s
 from perfmodel.transition.transition import while_training
-from perfmodel.worth.checkpointing import redone_s, restart_s
-from perfmodel.worth.objective import After, Grown, expected_rate, growing_rate, useful_rate
-from perfmodel.worth.reliability import ExpectedChange
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.layouts import quick_best_s
 from strategies.building.shapes import shapes_of

@@ -22,13 +22,13 @@ from odyssey.plan.layout import layout_text
 from odyssey.plan.moves import move_runs
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
+from perfmodel.goodput.objective import objective
+from perfmodel.goodput.reliability import ExpectedChange
 from perfmodel.price import price
 from perfmodel.profile.spread import spread_of
 from perfmodel.transition.keeping import kept_s
 from perfmodel.transition.moving import moves_s
 from perfmodel.transition.transition import while_training
-from perfmodel.worth.objective import objective
-from perfmodel.worth.reliability import ExpectedChange
 from strategies import Moment
 from strategies.building.moves import improved
 from strategies.building.uncut import exact

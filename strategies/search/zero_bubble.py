@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from odyssey.plan.pipelines import Block, Pipeline
 from odyssey.plan.plan import Plan, Schedule, Work, under
+from perfmodel.goodput.objective import objective
 from perfmodel.step.costs import Costs, has_halves
 from perfmodel.step.work import work_of
-from perfmodel.worth.objective import objective
 from strategies.building.closed_form import Shape
 from strategies.building.effort import WORTH
 from strategies.building.hosts import apart

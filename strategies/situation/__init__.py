@@ -17,10 +17,10 @@ from odyssey.plan.estimate import Estimate
 from odyssey.plan.needs import SumOver
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
+from perfmodel.goodput.reliability import ExpectedChange
 from perfmodel.profile.profile import Profile
 from perfmodel.profile.spread import Spread
 from perfmodel.step.costs import Costs
-from perfmodel.worth.reliability import ExpectedChange
 
 NODE_PRICE = 0.05
 """The part of its worth that a plan may lose to another one that survives the loss of any node."""
@@ -30,7 +30,7 @@ KEEP_PRICE = 0.1
 
 
 class Objective(enum.StrEnum):
-    """What a plan is worth, see perfmodel/worth/objective.py."""
+    """What a plan is worth, see perfmodel/goodput/objective.py."""
 
     AHEAD = "ahead"
     """What is expected up to the loss after the next."""

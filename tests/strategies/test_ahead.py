@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
+from perfmodel.goodput.objective import useful_rate
+from perfmodel.goodput.reliability import ExpectedChange
 from perfmodel.profile import catalog
 from perfmodel.profile.profile import Link, Profile, Recovery
-from perfmodel.worth.objective import useful_rate
-from perfmodel.worth.reliability import ExpectedChange
 from strategies.building.layouts import layouts, quick_best_s
 from strategies.building.shapes import shapes_of
 from strategies.search import best, initial_plan, search

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
+from perfmodel.goodput.horizon import MOST_LOSSES, Stay, spent
 from perfmodel.profile.profile import Link, Profile, Recovery
-from perfmodel.worth.horizon import MOST_LOSSES, Stay, spent
 from strategies.search import best, initial_plan, search
 from strategies.search.lifetime_value import Steps, lifetime_values
 from strategies.search.next_loss import NODE_SHARE, with_next_losses

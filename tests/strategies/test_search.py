@@ -15,8 +15,8 @@ from odyssey.plan.form import layout_of
 from odyssey.plan.plan import StateFrom
 from odyssey.plan.proof import prove
 from odyssey.plan.schedule import dependency_order, program
+from perfmodel.goodput.reliability import ExpectedChange
 from perfmodel.profile.profile import Link, Profile, Recovery
-from perfmodel.worth.reliability import ExpectedChange
 from strategies.search import answer, best, initial_plan, rescore, search
 from strategies.search.dryrun import fail_any, fail_ranks, newcomers
 from strategies.situation import Aim, Candidate, Objective, Protect

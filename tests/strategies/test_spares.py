@@ -13,7 +13,7 @@ from odyssey.errors import UsageError
 from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
-from perfmodel.worth.reliability import ExpectedChange
+from perfmodel.goodput.reliability import ExpectedChange
 from strategies.search import answer, best, initial_plan
 from strategies.situation import Aim, Situation
 from tests.examples import examples

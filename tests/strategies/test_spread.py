@@ -17,9 +17,9 @@ from launcher.planning.live_profile import LiveProfile
 from odyssey.plan.estimate import Estimate, Transition
 from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan
+from perfmodel.goodput.reliability import ExpectedChange
 from perfmodel.profile import spread as spreads
 from perfmodel.profile.profile import Errors, Link, Profile, Recovery, read, scaled, write
-from perfmodel.worth.reliability import ExpectedChange
 from strategies.search import initial_plan, rescore, search
 from strategies.search.next_loss import with_next_losses
 from strategies.search.ranking import Order

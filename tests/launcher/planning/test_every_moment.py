@@ -13,8 +13,8 @@ from odyssey.errors import UsageError
 from odyssey.plan.form import layout_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
+from perfmodel.goodput.reliability import ExpectedChange
 from perfmodel.profile.profile import Profile
-from perfmodel.worth.reliability import ExpectedChange
 from strategies.search import best, search
 from strategies.situation import Aim
 from tests.fake_loop import FakeLoop

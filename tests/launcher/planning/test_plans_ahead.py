@@ -17,8 +17,8 @@ from launcher.planning.precompute import Ask, Work
 from launcher.planning.situations import PlanSearch
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
+from perfmodel.goodput.reliability import ExpectedChange
 from perfmodel.profile.profile import Link, Profile
-from perfmodel.worth.reliability import ExpectedChange
 from strategies.search import best, search
 from strategies.search.loss_classes import LossClasses
 from tests.fake_loop import FakeLoop

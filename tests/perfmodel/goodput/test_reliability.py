@@ -11,7 +11,7 @@ import pytest
 from launcher.coordinator.state import World
 from launcher.joblog.events import JobStarted
 from launcher.planning.situations import expected_change
-from perfmodel.worth.reliability import N_RATES, PRIOR_PER_NODE_DAY, STEP, ExpectedChange, seconds_to_change
+from perfmodel.goodput.reliability import N_RATES, PRIOR_PER_NODE_DAY, STEP, ExpectedChange, seconds_to_change
 
 DAY_S = 86400.0
 

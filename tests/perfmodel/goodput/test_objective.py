@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odyssey.plan.estimate import Estimate, Transition
-from perfmodel.worth.checkpointing import best_interval_s, redone_s, restart_s
-from perfmodel.worth.objective import After, Grown, expected_rate, growing_rate, objective, useful_rate
-from perfmodel.worth.reliability import ExpectedChange
+from perfmodel.goodput.checkpointing import best_interval_s, redone_s, restart_s
+from perfmodel.goodput.objective import After, Grown, expected_rate, growing_rate, objective, useful_rate
+from perfmodel.goodput.reliability import ExpectedChange
 from tests.planning import break_even
 
 # -- the paper's ------------------------------------------------------------------------------------------------------

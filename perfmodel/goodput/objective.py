@@ -15,7 +15,7 @@ Gamma(a, b) averaged over, the worth is B/t (b / (b + T + t/2))^a. What is negle
 
 `expected_rate` looks one loss further: the mean of the rate until the next loss and of the rate between that one and
 the one after it, over what may be lost next (`After`). Where that ends the job, a restart from a checkpoint and the steps made
-since that are to be redone pass before the first useful step, see perfmodel/worth/checkpointing.py.
+since that are to be redone pass before the first useful step, see perfmodel/goodput/checkpointing.py.
 
 `growing_rate` is that where workers arrive in A seconds and are taken in (`Grown`): at the end of the unit that is under way
 then a transition of U seconds begins, and steps take u seconds from there on. Where no loss comes before, the steps of t
@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from perfmodel.worth.reliability import ExpectedChange
+from perfmodel.goodput.reliability import ExpectedChange
 
 
 class After(NamedTuple):

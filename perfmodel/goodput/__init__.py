@@ -1,4 +1,4 @@
-"""What a plan is worth, as losses go on. In reading order:
+"""What a plan is worth: its goodput, the useful samples a second that are expected of it as losses go on. In reading order:
 
 - reliability.py: how long until the next loss
 - objective.py: useful samples a second

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.worth.escalation import due_after_s
+from perfmodel.goodput.escalation import due_after_s
 
 steps = st.floats(0.01, 100.0)
 
