@@ -30,8 +30,8 @@ from odyssey.model.given import Loss, Metric, OptimizerFactory, SchedulerFactory
 from odyssey.model.loss_scale import ScalersScale
 from odyssey.model.model import Model
 from odyssey.model.other_values import Weights
+from odyssey.model.script_model import ScriptModel
 from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
-from odyssey.model.whole import Whole
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from odyssey.protocol import link
@@ -146,7 +146,7 @@ class Job:
     @classmethod
     def of_whole(
         cls,
-        model: Whole,
+        model: ScriptModel,
         batches: Batches,
         *,
         weight: Weight | None,
@@ -331,7 +331,7 @@ class Job:
             raise JobError("evaluate(): data has no samples", "give a dataset with at least one sample")
         if "loss" in measures:
             raise JobError("evaluate(): a metric is called 'loss'", "give it another name: the loss itself is there anyway")
-        other_values = None if weights is None else partial(self._whole().with_values, weights)
+        other_values = None if weights is None else partial(self._script_model().with_values, weights)
         made = Reader(data, self._batches.collate, self._batches.num_workers, is_random=self._is_random(data))
         with closing(made) as reader, draws.apart(self._model.device):
             result = self._session.run(
@@ -347,8 +347,8 @@ class Job:
             raise JobError(f"evaluate(): {NOT_ALIKE}", SAME_NAMES)
         return result.values[0] if metrics is None else {"loss": result.values[0], **result.metrics}
 
-    def _whole(self) -> Whole:
-        if not isinstance(self._model, Whole):
+    def _script_model(self) -> ScriptModel:
+        if not isinstance(self._model, ScriptModel):
             raise JobError("evaluate(): weights are given in a Job of layers", "give them in a job of odyssey.resilient")
         return self._model
 
@@ -415,7 +415,7 @@ class Job:
         layers under those of `state_dict`.
         """
         tensors: dict[str, torch.Tensor] = state["model"]
-        return self._model.own_state(tensors) if isinstance(self._model, Whole) else dict(tensors)
+        return self._model.own_state(tensors) if isinstance(self._model, ScriptModel) else dict(tensors)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take on what `state_dict` gave on some rank. All ranks call it with the whole state; each takes its layers.

@@ -24,8 +24,8 @@ from odyssey.job import Job
 from odyssey.model.dtensors import is_divided
 from odyssey.model.given import Loss, Weight
 from odyssey.model.optimizers import as_one
+from odyssey.model.script_model import ScriptModel
 from odyssey.model.state_shard import Stateful
-from odyssey.model.whole import Whole
 from odyssey.runtime.batches import Batches
 from odyssey.runtime.data import Data, batches_by
 
@@ -73,7 +73,7 @@ def resilient(
     Raises JobError for what cannot be trained, or not be moved to a rank that comes back.
     """
 
-    kind: type[Whole] = Whole
+    kind: type[ScriptModel] = ScriptModel
     is_wrapped = not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel)  # which is refused
     if not is_wrapped and any(map(is_divided, model.parameters())):
         from odyssey.model.sharded import Sharded as kind  # torch's part of it takes seconds to import

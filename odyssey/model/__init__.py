@@ -2,7 +2,7 @@
 
 model.py        all layers, those that are here and those that are not; blueprint.py: what the script builds them by
 slots.py        where modules keep parameters and buffers
-whole.py        one that the script has built, which every rank holds whole; statistics.py: of its BatchNorms;
+script_model.py one that the script has built, which every rank holds whole; statistics.py: of its BatchNorms;
                 attributes.py: what its loop sets on modules; other_values.py: what is in the place of its own
                 while it is evaluated
 sharded.py      one that torch has sharded; dtensors.py: a rank's part of what is divided among ranks

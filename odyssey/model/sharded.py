@@ -25,8 +25,8 @@ from odyssey.model import given
 from odyssey.model.dtensors import is_divided, parts_in
 from odyssey.model.model import Peers, full_name, size_bytes
 from odyssey.model.packing import digest
+from odyssey.model.script_model import Loss, ScriptModel
 from odyssey.model.state_shard import ShardOfParts, Stateful
-from odyssey.model.whole import Loss, Whole
 
 
 class ShardedPeers(Peers):
@@ -68,7 +68,7 @@ class ShardedPeers(Peers):
             module.reshard()
 
 
-class Sharded(Whole):
+class Sharded(ScriptModel):
     """Its layers are shards, of which this rank holds its own or none."""
 
     is_divided = True

@@ -22,10 +22,10 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 
 from odyssey.plan.worker import Rank
 from odyssey.replicas.backward import Awaited, hook_of, n_for_ddp
-from odyssey.replicas.beside import Beside, in_its_thread
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, fill, nothing
 from odyssey.replicas.optimizer_step import is_in_step
 from odyssey.replicas.replica import Replica
+from odyssey.replicas.second_thread import SecondThread, in_its_thread
 from odyssey.replicas.sized_objects import as_sized, is_of_objects, is_of_shapes
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.script_group import ScriptGroup
@@ -39,10 +39,10 @@ _SHARED_OUT = "its optimizer has collectives of its own: each rank may have a pa
 class ReplicaGroup(ScriptGroup):
     """All ranks of the script, `n_at_first` of them when it is made."""
 
-    def __init__(self, replica: Replica, rank: int, n_at_first: int, beside: Beside) -> None:
+    def __init__(self, replica: Replica, rank: int, n_at_first: int, second_thread: SecondThread) -> None:
         super().__init__(rank, n_at_first, BACKEND)
         self._replica = replica
-        self.beside = beside
+        self.second_thread = second_thread
         self._n_at_first = n_at_first
         """What DDP's C++ divides by, whoever is lost later."""
 

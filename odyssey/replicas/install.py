@@ -85,10 +85,10 @@ class _Made:
 
     def make(self, store: Any, rank: int, size: int, timeout: Any) -> Any:
         """Torch asks for a group of all ranks."""
-        from odyssey.replicas.beside import Beside
         from odyssey.replicas.group import ReplicaGroup
+        from odyssey.replicas.second_thread import SecondThread
 
-        group = ReplicaGroup(self.replica, rank, size, Beside(self.replica, self._thread, store, timeout))
+        group = ReplicaGroup(self.replica, rank, size, SecondThread(self.replica, self._thread, store, timeout))
         self._groups.append(group)
         return group
 

@@ -16,7 +16,7 @@ import odyssey
 from odyssey.errors import JobError, NonFiniteLoss
 from odyssey.model.optimizers import as_one
 from odyssey.model.packing import digest
-from odyssey.model.whole import Whole
+from odyssey.model.script_model import ScriptModel
 from odyssey.runtime.computation import on_device
 from tests import ROOT, resilient_reference
 from tests.jobs import resilient as job
@@ -301,16 +301,16 @@ def test_several_optimizers_have_the_groups_and_states_of_their_parts():
     assert not first.state and not second.state
 
 
-def whole(variant: str) -> tuple[nn.Module, torch.optim.Optimizer, job.Loop, Whole]:
+def whole(variant: str) -> tuple[nn.Module, torch.optim.Optimizer, job.Loop, ScriptModel]:
     net = job.model(variant)
     optimizer = job.optimizer(net, variant)
     loop = job.Loop(net, optimizer, variant)
-    held = Whole(net, lambda batch: mean_of(net, batch, variant), optimizer, None, loop.extra)
+    held = ScriptModel(net, lambda batch: mean_of(net, batch, variant), optimizer, None, loop.extra)
     held.hold_built([0])
     return net, optimizer, loop, held
 
 
-def trained(held: Whole, optimizer: torch.optim.Optimizer, loop: job.Loop) -> None:
+def trained(held: ScriptModel, optimizer: torch.optim.Optimizer, loop: job.Loop) -> None:
     data = job.Points("plain")
     held.call(0, torch.utils.data.default_collate([data[i] for i in range(4)])).backward()
     optimizer.step()
@@ -379,7 +379,7 @@ def test_what_measures_has_an_optimizer_with_all_that_the_scripts_own_has(kind):
     parts = [Slow(Floored(net.parameters())) if kind == "wrapped" else Floored([p]) for p in net.parameters()]
     own = as_one(parts if kind == "several" else parts[:1])
     scheduler = torch.optim.lr_scheduler.StepLR(parts[0], 1)
-    held = Whole(net, lambda batch: net(batch).mean(), own, scheduler, ())
+    held = ScriptModel(net, lambda batch: net(batch).mean(), own, scheduler, ())
     held.hold_built([0])
     before, state = [p.detach().clone() for p in net.parameters()], digest(held.shard_state(0))
     with held.unchanged():
@@ -398,7 +398,7 @@ def test_an_optimizer_that_cannot_be_copied_is_refused_by_name():
     net = nn.Linear(2, 1)
     optimizer = Floored(net.parameters())
     optimizer.lock = threading.Lock()
-    held = Whole(net, lambda batch: net(batch).mean(), optimizer, None, ())
+    held = ScriptModel(net, lambda batch: net(batch).mean(), optimizer, None, ())
     with pytest.raises(JobError, match="lock of optimizer, a Floored, cannot be copied"):
         held.copy_of([0])
 

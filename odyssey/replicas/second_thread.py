@@ -23,7 +23,7 @@ _NUMBERS = itertools.count()
 """Ranks make the same groups in the same order; one that is made again must not find the addresses of the one before."""
 
 
-class Beside:
+class SecondThread:
     """Torch's group beside one of ours. `thread`: the script's own, in which it made its first group; `store`, `timeout`: what
     torch gave for a group."""
 
@@ -64,8 +64,8 @@ def in_its_thread(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def called(group: Any, *arguments: Any, **named: Any) -> Any:
-        if group.beside.is_asked:
-            return getattr(group.beside.group(), name)(*arguments, **named)
+        if group.second_thread.is_asked:
+            return getattr(group.second_thread.group(), name)(*arguments, **named)
         return call(group, *arguments, **named)
 
     return called

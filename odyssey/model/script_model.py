@@ -82,7 +82,7 @@ class WholeReplay(Replay):
         self._is_to_come, self._state = False, None
 
 
-class Whole(Model):
+class ScriptModel(Model):
     """Its one shard is of the script's own optimizer, scheduler and extra objects."""
 
     changes_between_units = True
