@@ -273,6 +273,18 @@ def test_no_file_is_named_for_being_a_leftover(package: str) -> None:
     assert not names & {"utils", "helpers", "common", "misc", "util", "base"}
 
 
+def test_files_and_rooms_have_the_fields_words_and_not_those_of_their_builders() -> None:
+    """Each of these was a name once, and told only those who knew it what lies there."""
+    given_up = {
+        *("alike", "beside", "broadcasts", "card", "cells", "dial", "door", "draft", "foreseen", "from_outside", "greeting"),
+        *("kept", "news", "once", "outlook", "prospect", "reception", "running", "separable", "shadow", "terms", "uneven"),
+        *("visitors", "walk", "whole", "worth"),
+    }
+    paths = [path.relative_to(ROOT) for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")]
+
+    assert [path.as_posix() for path in paths if given_up & {*path.with_suffix("").parts}] == []
+
+
 def test_proc_is_read_in_one_file_on_each_side() -> None:
     found = {
         path.relative_to(ROOT).as_posix()
