@@ -2,6 +2,7 @@
 
 options.py    all options of a launch, in one table
 torch_version.py  which torch is installed: its torchrun's options are those that can be given
+help.py       what `-h` and `--help` print
 parser.py     reads a command line by it
 completion.py what shells complete it by
 values.py     what the words of one value mean

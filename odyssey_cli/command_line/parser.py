@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from odyssey.errors import UsageError
 from odyssey_cli.command_line import torch_version
-from odyssey_cli.command_line.options import OPTIONS, Command, Group, Option, Origin
+from odyssey_cli.command_line.help import help_text, short_help_text
+from odyssey_cli.command_line.options import OPTIONS, Command, Origin
 
 _BY_DEST = {option.dest: option for option in OPTIONS}
 
 
 class HelpAsked(Exception):
-    """`--help` or `--print-completion` stands on the command line; the argument is what to print."""
+    """`-h`, `--help` or `--print-completion` stands on the command line; the argument is what to print."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ class _Ambiguous(argparse.Action):
 
 
 class _Help(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+    def __call__(self, parser: argparse.ArgumentParser, _: object, __: object, name: str | None = None) -> NoReturn:
         assert isinstance(parser, _Parser)
-        raise HelpAsked(help_text(parser._command))
+        raise HelpAsked((short_help_text if name == "-h" else help_text)(parser._command))
 
 
 class _Completion(argparse.Action):
@@ -190,74 +190,3 @@ def _no_such_option(argument: str, command: Command) -> UsageError:
     known = [spelling for option in OPTIONS if option.is_of(command) for spelling in option.names]
     near = difflib.get_close_matches(name.replace("_", "-"), known, 1, 0.5) if len(name) > 2 else []
     return UsageError(f"no such option: {name}", f"did you mean {near[0]}? {help}" if near else help)
-
-
-# -- help --------------------------------------------------------------------------------------------------------------
-
-_ABOUT = {
-    Command.RUN: "Start the ranks of SCRIPT, watch them, and go on when some are lost.",
-    Command.PROFILE: "Measure what SCRIPT's layers and the links between ranks cost, and write it to a file.",
-    Command.CHECK: "Check hosts before a job: what they have, compute and reach. Start it on each, as a job.",
-    Command.TORCHRUN: "torchrun's command line, run by Odyssey.",
-    Command.LAUNCH: "The command line of torch.distributed.launch, run by Odyssey.",
-}
-_EXAMPLES = [
-    "",
-    "$ odyssey run --standalone --nproc-per-node 8 train.py",
-    "$ odyssey run --nproc-per-node 8 --on-loss continue --max-restarts 3 train.py",
-    "$ odyssey run --nnodes 4 --rdzv-backend c10d --rdzv-endpoint n0:29400 train.py",
-]
-_MOST_USED = (
-    "nproc_per_node", "nodes", "nnodes", "max_restarts", "on_loss", "tee", "log_dir", "rdzv_endpoint", "rdzv_backend",
-    "standalone", "module", "layout", "drill", "stall_timeout", "no_display",
-)  # fmt: skip
-"""Options that the help of a run tells first; the others follow by what they are about."""
-_TAKES_NODES = ["Arguments after SCRIPT are passed to it, except `--nodes N` where no option", "stands before SCRIPT."]
-_BEHIND_SCRIPT = {Command.RUN: _TAKES_NODES, Command.PROFILE: _TAKES_NODES}
-_EXIT_CODES = ["Exit code 0 says that nothing bad was found, 1 that something was."]
-_WIDTH = 80
-_INDENT = 32
-
-
-def help_text(command: Command) -> str:
-    """What `--help` prints."""
-    script = " SCRIPT [ARGUMENTS]" if command.has_script else ""
-    lines = [f"Usage: {command.value} [OPTIONS]{script}", "", *textwrap.wrap(_ABOUT[command], _WIDTH)]
-    lines += _BEHIND_SCRIPT.get(command, ["Arguments after SCRIPT are passed to it."]) if command.has_script else _EXIT_CODES
-    first = _MOST_USED if command is Command.RUN else ()
-    groups = {"Most used": [_BY_DEST[dest] for dest in first]} | {
-        group.value: [
-            option for option in OPTIONS if option.group is group and option.is_of(command) and option.dest not in first
-        ]
-        for group in Group
-    }
-    lines += _EXAMPLES if command is Command.RUN else []
-    for heading, options in groups.items():
-        if options:
-            lines += ["", f"{heading}:"]
-            lines += [line for option in options for line in _help_lines(option)]
-    lines += ["", "  -h, --help".ljust(_INDENT) + "Print this.", ""]
-    if command is not Command.PROFILE:
-        lines += [
-            "Options of torchrun can be given as environment variables as well:",
-            "PET_NNODES=2 is --nnodes 2, PET_STANDALONE=1 is --standalone.",
-        ]
-    return "\n".join(lines)
-
-
-def _help_lines(option: Option) -> list[str]:
-    short = f"{option.names[0]}, " if len(option.names) > 1 else "    "
-    head = f"  {short}{option.name} {option.metavar}".rstrip()
-    tells_default = option.default and not option.is_switch
-    text = f"{option.help} [{option.default}]" if tells_default else option.help
-    wrapped = _wrapped(text)
-    for value, sentence in option.values().items():
-        wrapped += _wrapped(f"{value}: {sentence}", later_lines="  ")
-    if len(head) + 2 > _INDENT:
-        return [head, *(" " * _INDENT + line for line in wrapped)]
-    return [head.ljust(_INDENT) + wrapped[0], *(" " * _INDENT + line for line in wrapped[1:])]
-
-
-def _wrapped(text: str, later_lines: str = "") -> list[str]:
-    width = _WIDTH - _INDENT
-    return textwrap.wrap(text, width, subsequent_indent=later_lines, break_long_words=False, break_on_hyphens=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,9 @@ import pytest
 from launcher.options import Entry, RunOptions
 from odyssey.errors import UsageError
 from odyssey_cli.command_line import devices, torch_version
+from odyssey_cli.command_line.help import help_text, short_help_text
 from odyssey_cli.command_line.options import OPTIONS, Command
-from odyssey_cli.command_line.parser import HelpAsked, help_text, parse
+from odyssey_cli.command_line.parser import HelpAsked, parse
 from odyssey_cli.command_line.request import read
 from tests import ROOT
 
@@ -275,7 +277,7 @@ def test_help_lists_every_option_once_in_80_columns(command: Command) -> None:
         ours(["--help"], command=command)
 
     lines = str(asked.value).splitlines()
-    named = [word.rstrip(",") for line in lines if line.startswith("  ") for word in line[:32].split() if word.startswith("--")]
+    named = [found[1] for line in lines if (found := re.match(r"  (?:-\w, |    )(--[\w-]+)", line))]
     assert sorted(named) == sorted(["--help", *(option.name for option in OPTIONS if option.is_of(command))])
     assert max(map(len, lines)) <= 80
 
@@ -285,6 +287,27 @@ def test_help_of_a_run_reads_like_this(monkeypatch: pytest.MonkeyPatch) -> None:
     golden = Path(__file__).parent / "help_run.txt"
 
     assert help_text(Command.RUN) + "\n" == golden.read_text()
+
+
+def test_the_short_help_of_a_run_reads_like_this() -> None:
+    golden = Path(__file__).parent / "help_run_short.txt"
+
+    assert short_help_text(Command.RUN) + "\n" == golden.read_text()
+
+
+@pytest.mark.parametrize("command", [Command.RUN, Command.PROFILE, Command.CHECK])
+def test_the_short_help_is_a_third_of_a_screen_and_names_the_whole_one(command: Command) -> None:
+    with pytest.raises(HelpAsked) as asked:
+        ours(["-h"], command=command)
+
+    lines = str(asked.value).splitlines()
+    assert 15 <= len(lines) <= 20 and max(map(len, lines)) <= 80
+    assert lines[-1] == f"All options: {command.value} --help"
+
+
+@pytest.mark.parametrize("command", [Command.TORCHRUN, Command.LAUNCH])
+def test_the_short_help_of_torchrun_has_all_options_as_its_own_has(command: Command) -> None:
+    assert short_help_text(command) == help_text(command)
 
 
 def test_the_first_screen_of_a_runs_help_is_enough_to_start() -> None:

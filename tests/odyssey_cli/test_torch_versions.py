@@ -17,8 +17,9 @@ import torch.distributed.run
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from odyssey_cli.command_line import torch_version
+from odyssey_cli.command_line.help import help_text
 from odyssey_cli.command_line.options import OPTIONS, Command
-from odyssey_cli.command_line.parser import HelpAsked, help_text
+from odyssey_cli.command_line.parser import HelpAsked
 from odyssey_cli.command_line.request import read
 from tests import ROOT
 
