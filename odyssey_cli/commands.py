@@ -15,6 +15,7 @@ import typer.core
 
 from odyssey.errors import UsageError
 from odyssey.plan.worker import Rank
+from odyssey_cli.command_line.help import typed_help_text
 from odyssey_cli.command_line.options import Command
 from odyssey_cli.command_line.typed_requests import (
     BatchRequest,
@@ -33,7 +34,6 @@ _Request = TypeVar("_Request")
 _SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "token_normalize_func": lambda option: option.replace("_", "-"),
-    "max_content_width": 100,
 }
 _PASSED_ON: dict[str, Any] = {
     "allow_extra_args": True,
@@ -60,7 +60,18 @@ class _Launch(typer.core.TyperCommand):
         return [_Completion(value, help) for value, help in found]
 
 
+class _Typed(typer.core.TyperCommand):
+    def get_help(self, ctx: Any) -> str:
+        return typed_help_text(ctx)
+
+
+class _All(typer.core.TyperGroup):
+    def get_help(self, ctx: Any) -> str:
+        return typed_help_text(ctx)
+
+
 app = typer.Typer(
+    cls=_All,
     name="odyssey",
     help="Train with PyTorch, and keep training when ranks are lost.",
     no_args_is_help=False,
@@ -70,7 +81,7 @@ app = typer.Typer(
 )
 
 
-_small_command = partial(app.command, context_settings=_SETTINGS)
+_small_command = partial(app.command, cls=_Typed, context_settings=_SETTINGS)
 
 
 def _command(
@@ -84,7 +95,8 @@ def _command(
             return answer(asked(**given))
 
         command.__annotations__ = get_type_hints(asked, include_extras=True)
-        app.command(answer.__name__, context_settings={**_SETTINGS, **settings}, short_help=short_help)(command)
+        declared = app.command(answer.__name__, cls=_Typed, context_settings={**_SETTINGS, **settings}, short_help=short_help)
+        declared(command)
         return answer
 
     return declare
@@ -149,7 +161,7 @@ def slurm(asked: BatchRequest) -> int:
 JobName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]",
+        metavar="JOB",
         help="Name or its beginning, pid of the launcher, log folder, or 'last'. Default: the running job, else the newest.",
     ),
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from odyssey_cli.command_line.options import OPTIONS, Command, Group, Option
 
@@ -86,7 +87,7 @@ def help_text(command: Command) -> str:
     told = "Print this; -h prints what is needed first." if command in _FIRST else "Print this."
     sections[""] = [Row.of_option(("-h", "--help"), "", told)]
     end = () if command is Command.PROFILE else _VARIABLES
-    return page(_usage(command), about, _EXAMPLES.get(command, ()), sections, end)
+    return page(_usage(command), about, _EXAMPLES.get(command, ()), sections, end=end)
 
 
 def short_help_text(command: Command) -> str:
@@ -95,21 +96,46 @@ def short_help_text(command: Command) -> str:
         return help_text(command)
     rows = [_row(_BY_DEST[dest]) for dest in _FIRST[command]]
     end = (f"All options: {command.value} --help",)
-    return page(_usage(command), [_ABOUT[command]], _EXAMPLES[command], {"": rows}, end)
+    return page(_usage(command), [_ABOUT[command]], _EXAMPLES[command], {"": rows}, end=end)
+
+
+def typed_help_text(context: Any) -> str:
+    """What `-h` and `--help` print of a command that typer reads. Examples stand at the end of its docstring."""
+    command = context.command
+    about, _, examples = command.help.partition("\n\n$ ")
+    arguments = {param: param.metavar for param in command.params if param.param_type_name == "argument"}
+    options = [param for param in (*command.params, command.get_help_option(context)) if param not in arguments]
+    given = [name if param.required else f"[{name}]" for param, name in arguments.items()]
+    commands = getattr(command, "commands", {})
+    usage = [context.command_path, "[OPTIONS]", *given, *(["COMMAND [ARGUMENTS]"] if commands else [])]
+    return page(
+        " ".join(usage),
+        [about],
+        [f"$ {example}" for example in examples.split("\n$ ") if example],
+        {"Commands": [Row(name, its.short_help) for name, its in commands.items()]},
+        {
+            "Arguments": [Row(name, param.help) for param, name in arguments.items()],
+            "Options": [_typed_row(option) for option in options],
+        },
+    )
 
 
 def page(
-    usage: str, about: Sequence[str], examples: Sequence[str], sections: Mapping[str, Sequence[Row]], end: Sequence[str] = ()
+    usage: str,
+    about: Sequence[str],
+    examples: Sequence[str],
+    *blocks: Mapping[str, Sequence[Row]],
+    end: Sequence[str] = (),
 ) -> str:
-    """The whole text. `sections`: by heading, which may be empty; one without rows is left out."""
+    """The whole text. A block is rows by heading, which may be empty; its texts stand below each other."""
     lines = [f"Usage: {usage}", "", *(line for paragraph in about for line in _wrapped(paragraph, _WIDTH))]
     lines += ["", *examples] if examples else []
-    widest = max(len(row.head) for rows in sections.values() for row in rows)
-    indent = min(_MOST_INDENT, widest + 4)
-    for heading, rows in sections.items():
-        if rows:
-            lines += ["", f"{heading}:"] if heading else [""]
-            lines += [line for row in rows for line in _lines(row, indent)]
+    for block in blocks:
+        widest = max((len(row.head) for rows in block.values() for row in rows), default=0)
+        for heading, rows in block.items():
+            if rows:
+                lines += ["", f"{heading}:"] if heading else [""]
+                lines += [line for row in rows for line in _lines(row, min(_MOST_INDENT, widest + 4))]
     lines += ["", *end] if end else []
     return "\n".join(lines)
 
@@ -122,6 +148,16 @@ def _row(option: Option) -> Row:
     default = "" if option.is_switch else option.default
     values = tuple(f"{value}: {sentence}" for value, sentence in option.values().items())
     return Row.of_option(option.names, option.metavar, option.help, default, values)
+
+
+def _typed_row(option: Any) -> Row:
+    names = sorted(option.opts, key=len)
+    if "--help" in names:
+        return Row.of_option(names, "", "Print this.")
+    if option.is_flag:
+        return Row.of_option(names, "", option.help)
+    default = f"{option.default:g}" if isinstance(option.default, float) else str(option.default or "")
+    return Row.of_option(names, option.metavar, option.help, default)
 
 
 def _lines(row: Row, indent: int) -> list[str]:

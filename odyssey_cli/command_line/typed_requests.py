@@ -38,12 +38,17 @@ ChangeFile = Annotated[str | None, option("FILE", "Draw the layouts before and a
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """Say what would be done if ranks were lost or came, and what to start with, without starting any."""
+    """Say what would be done if ranks were lost or came, and what to start with, without starting any.
+
+    $ odyssey plan --fail 2
+    $ odyssey plan gpt3-medium-a100-32 --fail-ranks 5 --timeline
+    $ odyssey plan profile.json --spares 4 --mtbf 6h
+    """
 
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SOURCE]",
+            metavar="SOURCE",
             help="A profile, a job (as for status), a log directory, or a model of configs/. "
             "Default: ./profile.json or the newest job.",
         ),
@@ -81,7 +86,12 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class RehearseRequest:
-    """Rehearse a job on a cluster that is not there: real ranks, real losses and returns, and ops that only take their time."""
+    """Rehearse a job on a cluster that is not there: real ranks, real losses and returns, and ops that only take their time.
+
+    $ odyssey rehearse gpt3-medium-a100-32
+    $ odyssey rehearse gpt3-medium-a100-32 --strategy all --drill 'step=5 lose=3'
+    $ odyssey rehearse profile.json --mtbf 30s --steps 100
+    """
 
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A job of configs/, model@cluster, a profile, or a job.")]
     drill: Annotated[
@@ -111,7 +121,12 @@ class RehearseRequest:
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """Replay a trace of lost and returned nodes against a job, by simulation: what each policy makes of it."""
+    """Replay a trace of lost and returned nodes against a job, by simulation: what each policy makes of it.
+
+    $ odyssey replay infinitehbd-400 llama2-7b-h100-64
+    $ odyssey replay exponential profile.json --mtbf 6h --days 10
+    $ odyssey replay odyssey-logs/JOB
+    """
 
     trace: Annotated[
         str,
@@ -123,7 +138,7 @@ class ReplayRequest:
     ]
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[SOURCE]", help="The job: a profile, a job's folder, or a model of configs/, as for plan."),
+        typer.Argument(metavar="SOURCE", help="The job: a profile, a job's folder, or a model of configs/, as for plan."),
     ] = None
     nodes: Nodes = None
     nproc_per_node: RanksPerNode = None
