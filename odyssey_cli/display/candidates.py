@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -146,6 +146,11 @@ def rate_note(candidates: Sequence[Candidate], now_samples_per_s: float | None, 
     if cluster is not None and cluster.cores is not None and cluster.ranks_per_node * cluster.nodes_per_host > cluster.cores:
         return f"rate above 100 %: {before}, as all its ranks share {quantities.plural(cluster.cores, 'core')}"
     return f"rate above 100 %: {before}"
+
+
+def forms(candidates: Iterable[Candidate]) -> list[str]:
+    """The layouts of those that have a plan."""
+    return [form_of(candidate.plan) for candidate in candidates if candidate.plan is not None]
 
 
 def reasons(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bool]) -> Table:

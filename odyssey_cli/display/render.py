@@ -14,9 +14,9 @@ from rich.text import Text
 from launcher.joblog.wording import ranks_text
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board, ShownRecovery
-from odyssey_cli.display.candidates import candidate_table, near_equal_text, rate_note, why
+from odyssey_cli.display.candidates import candidate_table, forms, near_equal_text, rate_note, why
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
-from odyssey_cli.display.layout_words import wrapped
+from odyssey_cli.display.layout_words import legend, wrapped
 from odyssey_cli.display.progress import progress
 from strategies.situation import Aim
 
@@ -67,9 +67,14 @@ def render(board: Board, now: float, width: int, height: int, *, ascii_only: boo
         lines = list(recovery_lines(recovery, board, width, room - 1, ascii_only=ascii_only))
         parts += ["", *lines]
         room -= 1 + sum(line.row_count + 2 if isinstance(line, Table) else 1 for line in lines)
-    n_recent = max(0, min(5, room - 1))
-    if board.recent and n_recent:
+    n_recent = max(0, min(5, room - 1, len(board.recent)))
+    if n_recent:
         parts += ["", recent(board, n_recent, width)]
+        room -= n_recent + 1
+    if shows_recovery and recovery is not None and recovery.proposed is not None:
+        meanings = [line for text in legend(forms(recovery.proposed.candidates)) for line in textwrap.wrap(text, width)]
+        if room > len(meanings):
+            parts += ["", Text("\n".join(meanings), style="dim")]
     return Group(*parts)
 
 

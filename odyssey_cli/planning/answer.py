@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -18,6 +19,7 @@ from odyssey_cli.display.candidates import (
     Columns,
     candidate_table,
     fitted,
+    forms,
     near_equal_text,
     next_loss,
     rate_note,
@@ -75,8 +77,7 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
     footer = f"next change expected in {quantities.seconds(change.seconds)} ({change.source})\n{_cost(answer)}"
     parts += ["", Text(f"{footer}\n{_score(answer, ascii_only)}\n{_searched(answer)}", style="dim"), ""]
     tables = (answer.starts, *(outcome.candidates for outcome in answer.outcomes), _joined_table(answer))
-    forms = [form_of(candidate.plan) for table in tables for candidate in table if candidate.plan is not None]
-    parts.append(Text("\n".join(legend([form_of(answer.now), *forms])), style="dim"))
+    parts.append(Text("\n".join(legend([form_of(answer.now), *forms(chain(*tables))])), style="dim"))
     if faults := faults_texts(candidate for table in tables for candidate in table):
         parts += ["", Text("\n".join(faults), style="yellow")]
     return Group(*parts)

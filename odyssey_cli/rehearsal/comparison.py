@@ -25,6 +25,7 @@ from odyssey.plan.worker import Rank
 from odyssey.protocol.reports import Committed
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fitted_table import FittedTable
+from odyssey_cli.display.layout_words import legend
 from odyssey_cli.timeline.change import sentences
 
 PARTS = ("detect", "pause", "search", "spawn", "groups", "moves", "warm_up", "rest")
@@ -160,6 +161,8 @@ def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
         steps.add_column(name, justify="right", no_wrap=True)
     for name in (*PARTS, "total"):
         transitions.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
+    rehearsals = tuple(rehearsals)
+    layouts = [found.layout for rehearsal in rehearsals for found in rehearsal.generations]
     changes: list[Text] = []
     notes: list[str] = []
     for rehearsal in rehearsals:
@@ -178,6 +181,8 @@ def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
     if steps.row_count:
         console.print()
         console.print(steps)
+        if layouts:
+            console.print(Text("\n".join(legend(layouts)), "dim"))
     if transitions.row_count:
         console.print()
         console.print(transitions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from launcher.agent.drills import parse as parse_drill
 from launcher.coordinator.decided_again import replay
@@ -31,7 +33,7 @@ from odyssey.plan.estimate import Estimate, Transition
 from odyssey.plan.plan import StateFrom
 from odyssey.protocol.reports import Committed, Finished, Hello
 from odyssey.protocol.units import Result
-from odyssey_cli.rehearsal.comparison import generations, not_taken
+from odyssey_cli.rehearsal.comparison import Generation, Rehearsal, generations, not_taken, show
 from odyssey_cli.rehearsal.disturbance import Disturbance
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from odyssey_cli.rehearsal.rehearse import came_too_late, changes_of, losses
@@ -333,3 +335,14 @@ def test_who_had_no_plan_is_told_with_the_reason() -> None:
     assert not_taken("auto", events) == not_taken("reroute", events) == ()
     why = "generation 2: reroute ran, as redundant had no plan: nobody keeps the layers of a lost stage"
     assert not_taken("redundant", events) == (why,)
+
+
+def test_below_the_table_stands_what_the_words_of_its_layouts_mean() -> None:
+    ran = [Generation(i, "initial", form, 4, 0.1, 0.1, 9, {}, {}) for i, form in enumerate(("4x1", "3x1 cut"))]
+    file = io.StringIO()
+
+    show((Rehearsal("auto", 0, 32, (its,)) for its in ran), Console(file=file, width=110))
+
+    title, _, *rows, whole, cut = file.getvalue().splitlines()[1:]
+    assert (title.strip(), len(rows)) == ("STEPS", 2)
+    assert whole.startswith("2x4: two pipelines of four stages; ") and cut.startswith("cut: smaller micro-batches, ")

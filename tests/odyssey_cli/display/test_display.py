@@ -124,6 +124,19 @@ def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
     assert "loss of rank 3 (SIGKILL)  recovered in 88 ms  cost 130 ms" not in text_of(board, after=SHOW_RECOVERY_S)
 
 
+def test_the_words_of_the_candidates_layouts_are_explained_where_there_is_room() -> None:
+    board = board_after("Committed", 30)
+    tall, flat = text_of(board, 110, height=40), text_of(board, 110, height=24)
+
+    assert tall[-3:] == [
+        "",
+        "2x4: two pipelines of four stages; 2x1: two whole copies; 3+2: one of three stages, one of two",
+        "-1: one stage has no rank, and others run its micro-batches",
+    ]
+    for lines in (flat, text_of(board, 110, height=40, after=SHOW_RECOVERY_S)):
+        assert not any(line.startswith("2x4: ") for line in lines)
+
+
 def test_spreads_give_way_first_and_the_marks_never() -> None:
     board = board_after("Committed", 30)
 
