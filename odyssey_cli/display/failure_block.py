@@ -7,6 +7,7 @@ output for.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -85,15 +86,43 @@ def _fields(facts: Iterable[tuple[str, str]], width: int) -> list[str]:
 
 
 def _traceback(cause: RankEnd, width: int, dim: str, reset: str) -> list[str]:
-    """Its end, whatever the width: lines of a traceback are not broken. Else the last lines of its stderr."""
+    """Its end, whatever the width: lines of a traceback are not broken. Else the last lines of its stderr. The log has all."""
     text = cause.traceback or cause.diagnostics.last_lines
     if not text.strip():
         return []
-    told = text.rstrip().splitlines()
+    told = _folded(text.rstrip().splitlines())
     lines = told[-N_TRACEBACK_LINES:]
     name = "traceback" if cause.traceback else "last lines"
     left_out = f" (the last {len(lines)} lines of {len(told)})" if len(told) > len(lines) else ""
     return [f"  {name:9} :{left_out}", *(f"    {dim}{line}{reset}" for line in lines)]
+
+
+_OF_A_LIBRARY = re.compile(r'  File "(?:.*/(?:site-packages|dist-packages|lib(?:64)?/python3\.\d+)/|<frozen )(\w+)')
+
+
+def _folded(lines: Sequence[str]) -> list[str]:
+    """The traceback, or several behind each other, with a line in place of what the user cannot change."""
+    told: list[str] = []
+    frames: list[list[str]] = []
+    for line in lines:
+        if line.startswith('  File "'):
+            frames.append([line])
+        elif frames and line.startswith("  "):
+            frames[-1].append(line)
+        else:
+            told += [*_without_libraries(frames), line]
+            frames = []
+    return told + _without_libraries(frames)
+
+
+def _without_libraries(frames: Sequence[Sequence[str]]) -> list[str]:
+    """Those of libraries behind the user's innermost frame, or ours, are counted; all are told where there is no such one."""
+    names = [found[1] if (found := _OF_A_LIBRARY.match(frame[0])) else "" for frame in frames]
+    n_told = max((i + 1 for i, name in enumerate(names) if name in ("", "odyssey")), default=len(frames))
+    lines = [line for frame in frames[:n_told] for line in frame]
+    if left_out := names[n_told:]:
+        lines.append(f"  ... {quantities.plural(len(left_out), 'frame')} in {', '.join(dict.fromkeys(left_out))}")
+    return lines
 
 
 def _consequences(failure: Failure, cause: RankEnd, width: int) -> list[str]:

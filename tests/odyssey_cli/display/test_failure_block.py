@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -120,6 +121,92 @@ ended by us after rank 2 failed: 1, 3
 ========================================================================
 error: rank 2 failed: ValueError: no such batch"""
     )
+
+
+TORCH = "/opt/venv/lib/python3.12/site-packages/torch"
+IN_TORCH = f"""Traceback (most recent call last):
+  File "{TORCH}/utils/data/_utils/worker.py", line 351, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/me/data.py", line 7, in __getitem__
+    return decode(self.files[i])
+  File "/opt/venv/lib/python3.12/site-packages/PIL/Image.py", line 3498, in open
+    raise UnidentifiedImageError(msg)
+PIL.UnidentifiedImageError: cannot identify image file '7.png'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in main
+    loss = model(batch)
+           ^^^^^^^^^^^^
+  File "{TORCH}/nn/modules/module.py", line 1775, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+  File "{TORCH}/nn/modules/module.py", line 1786, in _call_impl
+    return forward_call(*args, **kwargs)
+  File "/home/me/model.py", line 4, in forward
+    return self.head(x)
+  File "{TORCH}/nn/modules/module.py", line 1775, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+  File "{TORCH}/nn/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)
+  File "/usr/lib/python3.12/contextlib.py", line 85, in inner
+    return func(*args, **kwds)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied"""
+
+
+def traceback_in_block(text: str) -> list[str]:
+    history = story(
+        1,
+        (12.4, Failed(0, text.splitlines()[-1], "", text)),
+        (12.5, exit_of(0)),
+        (12.6, JobEnded(1, "rank 0 failed", "")),
+    )
+    lines = render(failure(history), "logs/a", 72).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("  traceback :"))
+    return [lines[at], *(line.removeprefix("    ") for line in lines[at + 1 :] if line.startswith("    ") or not line)]
+
+
+def test_frames_of_libraries_behind_the_users_last_one_are_counted() -> None:
+    assert traceback_in_block(IN_TORCH) == [
+        "  traceback : (the last 15 lines of 22)",
+        *"""
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in main
+    loss = model(batch)
+           ^^^^^^^^^^^^
+  File "/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1775, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+  File "/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1786, in _call_impl
+    return forward_call(*args, **kwargs)
+  File "/home/me/model.py", line 4, in forward
+    return self.head(x)
+  ... 3 frames in torch, contextlib
+RuntimeError: mat1 and mat2 shapes cannot be multiplied""".splitlines(),
+    ]
+
+
+def test_the_frames_that_python_itself_prints_of_libraries_are_counted() -> None:
+    try:
+        json.loads("{")
+    except ValueError:
+        text = traceback.format_exc().rstrip()
+
+    _, *lines = traceback_in_block(text)
+
+    *_, frames, error = lines
+    assert frames == "  ... 3 frames in json" and error == text.splitlines()[-1]
+    assert 'json.loads("{")' in lines[2]
+
+
+def test_of_libraries_alone_all_frames_are_told() -> None:
+    text = f'''Traceback (most recent call last):
+  File "{TORCH}/multiprocessing/spawn.py", line 90, in _wrap
+    fn(i, *args)
+ValueError: no'''
+
+    assert traceback_in_block(text)[1:] == text.splitlines()
 
 
 def test_earlier_attempts_and_why_there_is_no_other() -> None:
