@@ -136,7 +136,7 @@ def returns(case: str, profile: Path, n_kills: int, generator: random.Random) ->
         for _ in range(n_kills):
             n_before = len(joblog.generations(job.events()))
             kill = job.kill(generator)
-            # Whoever looks takes the processors of the job: not before it is time.
+            # To look takes the processors of the job: not before it is time.
             job.ends_before(time.monotonic() + N_STEPS_AFTER * trial.step_s(job.marks()))
             job.wait_until(partial(_are_all_back, job, n_before), "steps of all ranks", LIMIT_S)
             new = joblog.generations(job.events())[-1]

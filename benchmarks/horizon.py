@@ -78,8 +78,8 @@ def changes(n_nodes: int, per_node: int, interval_s: float, seed: int, *, return
 
 @dataclass
 class Outcome:
-    """`samples`: useful ones. Of `n_ended` jobs, those that another candidate of the last table would have kept: ended by the
-    loss of one rank, or of a node."""
+    """`samples`: useful ones. `n_kept_rank`, `n_kept_node`: of the `n_ended` jobs those that another candidate of the last
+    table would have kept, ended by the loss of one rank, or of a node."""
 
     samples: float = 0.0
     n_ended: int = 0

@@ -2,7 +2,7 @@
 
 Pairs of runs: a job of ours, and the same model, cuts, micro-batches and orders written plainly on torch.distributed
 (benchmarks/jobs/pipeline_gpt.py); in 1F1B, with the backward in halves, and with gradients summed in small buckets. The plan is
-given (benchmarks/with_plan.py), so both do the same ops in the same order. Who goes first alternates. The ratio of the median
+given (benchmarks/with_plan.py), so both do the same ops in the same order. The two go first in turn. The ratio of the median
 step times of a pair is one row; the summary has the median of the rows. What keeping costs is a plan in which each rank keeps
 the layers of the next one over the same in which nobody keeps any, both run by our engine.
 """

@@ -66,7 +66,7 @@ def measure() -> SlowRank:
             job.ends_before(time.monotonic() + USUAL_S)
             slow.write_text(str(SLOW_RANK))
             slow_at = time.time()
-            # Whoever looks takes the processors of the job.
+            # To look takes the processors of the job.
             while len(joblog.generations(job.events())) < 2 and time.time() < slow_at + REACTION_S:
                 if job.ends_before(time.monotonic() + 2.0):
                     break

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -217,15 +219,39 @@ def test_a_rooms_docstring_names_every_file_in_it(package: str) -> None:
     assert unnamed == []
 
 
+def comments_of(path: Path) -> Iterator[str]:
+    """Comments, those on lines behind each other as one."""
+    last = 0
+    block: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != last + 1:
+                yield " ".join(block)
+                block = []
+            block.append(token.string.lstrip("# "))
+            last = token.start[0]
+    yield " ".join(block)
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """What can be read by itself: docstrings, what stands below a name, comments, and what the help says of options."""
+    for node in nodes_of(path):
+        of_option = isinstance(node, ast.Call) and ast.unparse(node.func) in ("Option", "option", "switch", "typer.Argument")
+        parts = (node,) if isinstance(node, ast.Expr) else ast.walk(node) if of_option else ()
+        for part in parts:
+            its = part.value if isinstance(part, ast.Expr) else part
+            if isinstance(its, ast.Constant) and isinstance(its.value, str):
+                yield its.value
+    yield from comments_of(path)
+
+
 def test_no_sentence_begins_with_a_word_that_leaves_open_who_does_what() -> None:
-    """In what can be read by itself: docstrings, what stands below a name, and the pages. A question may ask who."""
+    """In the code and on the pages. A question may ask who."""
     begins = re.compile(r"(?:^|[.!:;|] |\n\n\s*|- )((?:Of|Who|Whoever|What there is) [^.?]*[.?]?)")
     texts = {page: page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
-    for package in MAY_IMPORT:
-        for path in (ROOT / package).rglob("*.py"):
-            strings = [node.value for node in nodes_of(path) if isinstance(node, ast.Expr)]
-            its = [node.value for node in strings if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-            texts[path] = "\n\n".join(its)
+    for room in [*MAY_IMPORT, "benchmarks"]:
+        for path in (ROOT / room).rglob("*.py"):
+            texts[path] = "\n\n".join(texts_of(path))
     found = [(str(path.relative_to(ROOT)), sentence) for path, text in texts.items() for sentence in begins.findall(text)]
 
     assert [(path, sentence) for path, sentence in found if not sentence.endswith("?")] == []

@@ -174,7 +174,7 @@ class Agreement:
 
     def _drain_all(self) -> None:
         while not self._is_over:
-            # Who leads does itself first what is decided: its store is fresh when others hear that their ranks are to use it.
+            # The leader does itself first what is decided: its store is fresh when others hear that their ranks are to use it.
             n_sent = 0 if self._node.is_leading else self._send()
             if self._node.leader not in (None, self._leader):  # before anything that another one decided is done here
                 self._leader = self._node.leader

@@ -37,7 +37,7 @@ def finished(job: JobState, body: Finished) -> Actions:
     job.status, job.next_plan = Status.FINISHING, None
     if ranks.state(rank) in (RankState.JOINED, RankState.MEMBER):
         ranks.enter(rank, RankState.FINISHED)
-    # Who is to join has nothing to join any more.
+    # A rank that is to join has nothing to join any more.
     to_join = (RankState.STARTING, RankState.JOINED, RankState.MEMBER) if job.plan is not None else ()
     unwanted = sorted(rank for rank in ranks.new if ranks.state(rank) in to_join)
     ranks.enter_all(unwanted, RankState.ABSENT)

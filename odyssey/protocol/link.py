@@ -107,7 +107,7 @@ def _inherited() -> AgentLink | None:
         link = AgentLink(sock := socket.socket(fileno=int(number)), Rank(int(rank)))
     except (ValueError, OSError):
         return None
-    # Who made the pair of sockets; 0 from within another namespace, into which only a program can have put us.
+    # `maker` made the pair of sockets; it is 0 from within another namespace, into which only a program can have put us.
     is_unix = sock.family == socket.AF_UNIX
     maker, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)) if is_unix else (-1, 0, 0)
     if not below and maker == os.getppid():

@@ -88,7 +88,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         never_retry=_if_given(given, "never_retry", text.exit_codes, ()),
         restart_limit=_if_given(given, "restart_limit", text.restart_limit, None),
         restart_backoff_s=_read(given, "restart_backoff", text.delay_s),
-        # Who gives torchrun's options cannot ask for it, and may count on it.
+        # A user of torchrun's options cannot ask for it, and may count on it.
         retries_same_failure=given.switch("retry_same_failure") or command in (Command.TORCHRUN, Command.LAUNCH),
         log_dir=log_dir,
         keep_bytes=_whole(given, "keep_output", 0) << 20 if command is Command.RUN else 0,

@@ -184,7 +184,7 @@ class BatchRequest:
     cpus_per_task: Annotated[int | None, option("N", "Processors of a node, for all of its ranks.")] = None
     time: Annotated[str, option("TIME", "How long at most: 90m, 1d12h, or as SLURM has it.")] = ""
     partition: Annotated[str, option("NAME", "Where to run.")] = ""
-    account: Annotated[str, option("NAME", "Who pays.")] = ""
+    account: Annotated[str, option("NAME", "The account that pays.")] = ""
     job_name: Annotated[str, option("NAME", "Default: the script's.")] = ""
     output: Annotated[str, option("FILE", "Where the job's output goes.")] = "%x-%j.out"
     elastic: Annotated[int | None, option("N", "Go on while so many nodes are left.")] = None
