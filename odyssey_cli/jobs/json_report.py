@@ -1,20 +1,4 @@
-"""`--json-report FILE`: how a job ended, for tools. Written at the end of every job, also of one that succeeded.
-
-status          succeeded, failed, or stopped (by a signal to the launcher)
-exitcode        the launcher's
-reason, help    as printed; empty for a job that succeeded
-job             script, arguments, n_ranks (that the last attempt has started), run_id, folder (of its logs), version,
-                started_at and ended_at (seconds since the epoch), max_restarts, n_restarts
-attempt         how often all ranks have been started again
-cause           of a failed job, or null where no rank failed by itself: rank, local_rank, host, pid, kind (see
-                launcher.failures.root_cause.Kind), text, exitcode (of the process; minus the signal's number), signal (name or
-                null), exception and traceback (empty where none is known), last_lines (of stderr, where no exception is
-                known), step (or null), log (file or folder), time (seconds since the epoch)
-same_on         ranks that failed in the same way as the cause, itself included
-victims         ranks that the launcher ended because of it
-others          further failures: rank, kind, text, exitcode, signal, exception, traceback, time
-attempts        earlier ones that failed: attempt, failure, rank and kind (null where no rank failed), exitcode, seconds
-"""
+"""`--json-report FILE`: how a job ended, for tools; docs/failures.md says what each key holds."""
 
 from __future__ import annotations
 

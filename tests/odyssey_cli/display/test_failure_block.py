@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,11 +28,13 @@ from launcher.joblog.events import (
     Restarting,
     StopRequested,
 )
+from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
 from odyssey.protocol.reports import Failed
 from odyssey_cli import run as run_command
 from odyssey_cli.display.failure_block import N_TRACEBACK_LINES, render
 from odyssey_cli.jobs import json_report
+from tests import ROOT
 
 START = 1_700_000_000.0
 TRACEBACK = """Traceback (most recent call last):
@@ -372,11 +375,57 @@ def test_a_job_that_succeeded_has_a_report_too(tmp_path: Path) -> None:
     assert (report["status"], report["exitcode"], report["cause"], report["reason"]) == ("succeeded", 0, None, "")
 
 
-def test_every_key_of_the_report_is_documented() -> None:
+# -- docs/failures.md --------------------------------------------------------------------------------------------------
+
+PAGE = ROOT / "docs" / "failures.md"
+HEAD_FAILED = f"""Traceback (most recent call last):
+  File "/home/me/train.py", line 61, in <module>
+    loss = step(model, batch)
+  File "/home/me/train.py", line 40, in step
+    return model(batch).square().mean()
+           ^^^^^^^^^^^^
+  File "{TORCH}/nn/modules/module.py", line 1775, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+  File "{TORCH}/nn/modules/module.py", line 1786, in _call_impl
+    return forward_call(*args, **kwargs)
+  File "{TORCH}/nn/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x17 and 16x4)"""
+ON_THE_PAGE = story(
+    4,
+    (60.0, signal_of(3, "SIGKILL", 9)),
+    (60.1, Restarting(1, "rank 3 was lost (SIGKILL)", "rank 3 was lost (SIGKILL)", 0.0)),
+    *((60.2, RankStarted(rank, 200 + rank, 0, rank, "gpu-7")) for rank in range(4)),
+    (912.0, AtStep(2, 1041)),
+    (912.3, Failed(2, HEAD_FAILED.splitlines()[-1], "", HEAD_FAILED)),
+    (912.3, Failed(0, CLOSED, "", CLOSED)),
+    (912.4, exit_of(0)),
+    (912.4, exit_of(2, log="odyssey-logs/none_x4k/attempt_1/2/stderr.log")),
+    (912.4, ended_of(1)),
+    (912.4, ended_of(3)),
+    (912.5, JobEnded(1, f"rank 2 failed: {HEAD_FAILED.splitlines()[-1]}; 1 of 1 restarts used", "")),
+)
+
+
+def test_the_block_on_the_page_is_what_is_printed() -> None:
+    block = render(failure(ON_THE_PAGE), "odyssey-logs/none_x4k", 90)
+
+    assert f"```text\n{block}\n```" in PAGE.read_text()
+
+
+def test_every_line_of_the_block_and_every_key_of_the_report_is_explained_on_the_page() -> None:
+    named = {name for cell in re.findall(r"^\| (`.+?`) \|", PAGE.read_text(), re.MULTILINE) for name in cell.split("`")}
     report = json_report.report(EXCEPTION, 1)
-    documented = json_report.__doc__ or ""
-    for key in (*report, *report["job"], *report["cause"], *report["others"][0]):
-        assert key in documented, key
+    keys = {*report, *(f"job.{key}" for key in report["job"]), *(f"cause.{key}" for key in report["cause"])}
+    fields = re.findall(r"^  (\w[\w ]*?) +:", render(failure(ON_THE_PAGE), "", 90), re.MULTILINE)
+
+    assert keys - {"job"} <= named
+    assert len(fields) == 9 and {*fields} <= named
+
+
+@pytest.mark.parametrize("code", ExitCode)
+def test_every_exit_code_is_on_the_page(code: ExitCode) -> None:
+    assert re.search(rf"^\| {code.value} \| ", PAGE.read_text(), re.MULTILINE)
 
 
 # -- `odyssey run` -----------------------------------------------------------------------------------------------------
