@@ -30,6 +30,7 @@ from odyssey.model.optimizers import copied, is_of, parts_of
 from odyssey.model.other_values import Weights, in_place_of_own
 from odyssey.model.state_shard import Stateful, StateShard
 from odyssey.model.statistics import Statistics
+from odyssey.protocol.model_spec import LayerSpec
 
 
 class Loss(nn.Module):
@@ -100,6 +101,7 @@ class ScriptModel(Model):
         scaler: GradScaler | None = None,
     ) -> None:
         """Raises JobError for what could not be trained, or not be moved."""
+        self._divide(model)
         if (scaler := enabled(scaler)) is not None:
             self.loss_scale = ScalersScale(scaler)
         device = _check(model, optimizer, scheduler, extra)
@@ -115,7 +117,14 @@ class ScriptModel(Model):
         layer = Loss(model, loss, self.statistics)
         make_scheduler = None if scheduler is None else lambda its: scheduler
         super().__init__(lambda: self._as_layers(layer), lambda parameters: optimizer, make_scheduler, device, 0)
-        self.specs = tuple(msgspec.structs.replace(spec, name=type(model).__name__) for spec in self.specs)
+        self.specs = self._specs_of(type(model).__name__)
+
+    def _divide(self, model: nn.Module) -> None:
+        """Nothing is divided."""
+
+    def _specs_of(self, name: str) -> tuple[LayerSpec, ...]:
+        """What the layers of a model of this name are."""
+        return (msgspec.structs.replace(self.specs[0], name=name),)
 
     def _as_layers(self, loss: Loss) -> list[nn.Module]:
         return [loss]

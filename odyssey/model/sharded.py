@@ -9,24 +9,22 @@ keeps the number of its shard for as long as it lives. Buffers, scheduler and wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch import nn
-from torch.amp import GradScaler
 from torch.distributed.fsdp import FSDPModule
-from torch.optim import Optimizer
 
 from odyssey.errors import JobError, OdysseyError
-from odyssey.model import given
 from odyssey.model.dtensors import is_divided, parts_in
 from odyssey.model.model import Peers, full_name, size_bytes
 from odyssey.model.packing import digest
 from odyssey.model.script_model import Loss, ScriptModel
-from odyssey.model.state_shard import ShardOfParts, Stateful
+from odyssey.model.state_shard import ShardOfParts
+from odyssey.protocol.model_spec import LayerSpec
 
 
 class ShardedPeers(Peers):
@@ -73,29 +71,24 @@ class Sharded(ScriptModel):
 
     is_divided = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Callable[[Any], given.Loss],
-        optimizer: Optimizer,
-        scheduler: Any,
-        extra: Sequence[Stateful],
-        scaler: GradScaler | None = None,
-    ) -> None:
+    def _divide(self, model: nn.Module) -> None:
         """Raises JobError for what is not sharded whole, or over other ranks than those of `odyssey.shard_mesh`."""
         mesh = _mesh(model)
         self.own = mesh.get_local_rank()
         self.n_shards = mesh.size()
         parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self.peers: ShardedPeers = ShardedPeers(mesh.get_group(), parts)
-        super().__init__(model, loss, optimizer, scheduler, extra, scaler)
-        name, spec = type(model).__name__.removeprefix("FSDP"), self.specs[self.own]
+
+    def _specs_of(self, name: str) -> tuple[LayerSpec, ...]:
+        """Each shard is taken for as large as the largest."""
+        parameters = list(self._given.parameters())
         largest = replace(
-            spec,
-            parameter_bytes=sum(_largest_bytes(p, self.n_shards) for p in model.parameters()),
-            trainable_bytes=sum(_largest_bytes(p, self.n_shards) for p in model.parameters() if p.requires_grad),
+            self.specs[self.own],
+            parameter_bytes=sum(_largest_bytes(p, self.n_shards) for p in parameters),
+            trainable_bytes=sum(_largest_bytes(p, self.n_shards) for p in parameters if p.requires_grad),
         )
-        self.specs = tuple(replace(largest, name=f"shard {number} of {name}") for number in range(self.n_shards))
+        of = name.removeprefix("FSDP")
+        return tuple(replace(largest, name=f"shard {number} of {of}") for number in range(self.n_shards))
 
     def _as_layers(self, loss: Loss) -> list[nn.Module]:
         return [loss if number == self.own else nn.Module() for number in range(self.n_shards)]
