@@ -87,7 +87,8 @@ def main() -> None:
                     continue
                 found.append(took)
                 console.print(f"{case:10} {n_ranks} ranks  {took.raw_s:.3f} s", highlight=False)
-    turns = [kept.once(f"turn {i}", Turn, partial(measure_turn, i)) for i in range(options.turns)]
+    turn = partial(measure_turn, _started, OURS, "ddp_gpt.py")
+    turns = [kept.once(f"turn {i}", Turn, partial(turn, i)) for i in range(options.turns)]
     kept.publish(ABOUT, summarise(found, turns), rows(found, turns), options.results)
 
 
@@ -134,35 +135,37 @@ def _started(case: str, folder: Path, n_ranks: int, arguments: Sequence[str]) ->
     return trial.torchrun(folder, n_ranks, "ddp_gpt.py", ["--max-restarts", "3", "--monitor-interval", "0.02"], resumed)
 
 
-def measure_turn(i: int) -> Turn:
-    """One behind the other, each of them first in every third turn."""
-    cases = [*OURS, "torchrun"]
+def measure_turn(started: Started, ours: Sequence[str], plain: str, i: int) -> Turn:
+    """One case behind the other, each of them first in turn. `plain`: the script under torchrun."""
+    cases = [*ours, "torchrun"]
+    first = i % len(cases)
     seconds = {}
-    for case in (*cases[i % 3 :], *cases[: i % 3]):
+    for case in (*cases[first:], *cases[:first]):
         with trial.new_folder() as name:
             folder, arguments = Path(name), ["--steps", str(N_STEPS)]
             if case == "torchrun":
-                job = trial.torchrun(folder, N_RANKS, "ddp_gpt.py", [], arguments)
+                job = trial.torchrun(folder, N_RANKS, plain, [], arguments)
             else:
-                job = _started(case, folder, N_RANKS, arguments)
+                job = started(case, folder, N_RANKS, arguments)
             with job:
                 job.wait_for_end(300)
                 seconds[case] = trial.step_s(job.marks(), N_WARM_UP)
     return Turn(seconds)
 
 
-def summarise(found: Sequence[Took], turns: Sequence[Turn]) -> dict[str, float]:
+def summarise(found: Sequence[Took], turns: Sequence[Turn], ours: Sequence[str] = OURS) -> dict[str, float]:
     """The headline numbers."""
     summary: dict[str, float] = {}
     for n_ranks in sorted({each.n_ranks for each in found}):
-        of = {case: [each.beyond_step_s for each in found if (each.case, each.n_ranks) == (case, n_ranks)] for case in CASES}
-        for case in OURS:
+        its = [each for each in found if each.n_ranks == n_ranks]
+        of = {case: [each.beyond_step_s for each in its if each.case == case] for case in (*ours, "torchrun")}
+        for case in ours:
             if of[case]:
                 summary[f"{case}_kill_to_step_s_{n_ranks}"] = median(of[case])
                 if of["torchrun"] and median(of[case]) > 0:  # else it is within the scatter of a step
                     summary[f"{case}_speedup_vs_torchrun_{n_ranks}"] = median(of["torchrun"]) / median(of[case])
     if turns:
-        summary |= {f"{case}_overhead_ratio": median(turn.ratio(case) for turn in turns) for case in OURS}
+        summary |= {f"{case}_overhead_ratio": median(turn.ratio(case) for turn in turns) for case in ours}
     return summary
 
 
@@ -191,15 +194,21 @@ def rows(found: Sequence[Took], turns: Sequence[Turn], ours: Sequence[str] = OUR
     return result
 
 
+def parser(name: str, story: str | None) -> argparse.ArgumentParser:
+    """The options of a benchmark with kills and turns."""
+    its = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=story)
+    its.formatter_class = argparse.RawDescriptionHelpFormatter
+    its.add_argument("--kills", type=int, default=5, help="of each case (default %(default)s)")
+    its.add_argument("--turns", type=int, default=6, help="without losses (default %(default)s)")
+    its.add_argument("--seed", type=int, default=0)
+    its.add_argument("--results", type=Path, default=report.RESULTS)
+    return its
+
+
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.resilient", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--kills", type=int, default=5, help="of each case (default %(default)s)")
-    parser.add_argument("--turns", type=int, default=6, help="without losses (default %(default)s)")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=report.RESULTS)
-    return parser.parse_args()
+    its = parser("resilient", __doc__)
+    its.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
+    return its.parse_args()
 
 
 if __name__ == "__main__":

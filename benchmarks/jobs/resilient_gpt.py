@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import gpt
 import torch
 from torch import nn
@@ -12,7 +14,11 @@ import odyssey
 def main() -> None:
     options = gpt.parse_arguments()
     torch.manual_seed(0)
-    model = nn.Sequential(*gpt.build_layers(options))
+    train(nn.Sequential(*gpt.build_layers(options)), options)
+
+
+def train(model: nn.Sequential, options: argparse.Namespace) -> None:
+    """All steps, each with its mark."""
 
     def loss(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         inputs, target = batch
