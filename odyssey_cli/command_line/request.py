@@ -39,6 +39,20 @@ class LaunchRequest:
     answer: Path | None = None
 
 
+@dataclass(frozen=True)
+class _Where:
+    """The ranks of this agent, and how it meets others."""
+
+    nodes: int
+    ranks_per_node: int
+    together: RendezvousOptions
+
+    @property
+    def n_ranks(self) -> int | None:
+        """None where other agents have ranks as well."""
+        return self.nodes * self.ranks_per_node if self.together.max_agents == 1 else None
+
+
 def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) -> LaunchRequest:
     """Raises UsageError for what cannot be meant or cannot be run, and HelpAsked for `--help`."""
     given, step = filled(parse(argv, environment, command))
@@ -49,60 +63,64 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         checks.entry(given.script, entry, interpreter)
     nodes, arguments, notes = _nodes(given)
     together = meeting(given)
-    ranks_per_node = _ranks_per_node(given)
-    _check_nodes(given, nodes, together)
-    n_local_ranks = nodes * ranks_per_node
-    if together.max_agents == 1:
-        text.layout_of(given.value("layout").text, nodes, ranks_per_node, _whole(given, "spares", 0))
-    _check_drills(given, nodes * together.max_agents, ranks_per_node)
-    checks.open_files(n_local_ranks)
+    where = _Where(nodes, _ranks_per_node(given), together)
+    _check_where(given, where)
     log_dir, note = checks.log_dir(given.value("log_dir").text, given.value("log_dir").name, environment)
     _check_without_effect(given)
-    output = given.value("output")
-    options = RunOptions(
+    options = _options(replace(given, arguments=arguments), entry, interpreter, where, log_dir)
+    # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
+    wants_display = command is Command.RUN and not given.switch("no_display") and imports_odyssey(options)
+    if options.n_spares and not imports_odyssey(options):
+        notes += (f"--spares: {given.script} does not import odyssey; ranks stand by in an odyssey.Job, else all of them run",)
+    from_slurm = (told(given, step),) if step is not None and options.verbose else ()
+    answer = files.check_if_given(given.value("json").text or None, "--json")
+    return LaunchRequest(options, wants_display, (*notes, *([note] if note else []), *from_slurm), step, answer)
+
+
+def _options(given: Given, entry: Entry, interpreter: str, where: _Where, log_dir: Path) -> RunOptions:
+    """A line an option."""
+    return RunOptions(
         script=given.script,
-        arguments=arguments,
+        arguments=given.arguments,
         entry=entry,
         interpreter=interpreter,
-        passes_local_rank=command is Command.LAUNCH and not given.switch("use_env"),
+        passes_local_rank=given.command is Command.LAUNCH and not given.switch("use_env"),
         numa_binding=_if_given(given, "numa_binding", partial(text.choice, known=NUMA_BINDINGS), ""),
         virtual_local_rank=given.switch("virtual_local_rank"),
         role=given.value("role").text,
-        n_nodes=nodes,
-        n_ranks_per_node=ranks_per_node,
-        min_agents=together.min_agents,
-        max_agents=together.max_agents,
-        rendezvous=together.rendezvous,
-        master_addr=together.master_addr,
-        master_port=together.master_port,
-        node_rank=together.node_rank,
-        run_id=together.run_id,
-        join_timeout_s=together.join_timeout_s,
-        last_call_s=together.last_call_s,
+        n_nodes=where.nodes,
+        n_ranks_per_node=where.ranks_per_node,
+        min_agents=where.together.min_agents,
+        max_agents=where.together.max_agents,
+        rendezvous=where.together.rendezvous,
+        master_addr=where.together.master_addr,
+        master_port=where.together.master_port,
+        node_rank=where.together.node_rank,
+        run_id=where.together.run_id,
+        join_timeout_s=where.together.join_timeout_s,
+        last_call_s=where.together.last_call_s,
         local_addr=given.value("local_addr").text,
         detect_s=_detect_s(given),
-        secret_file=Path(given.value("secret_file").text) if given.value("secret_file").text else None,
+        secret_file=_if_any(given, "secret_file", lambda words, _: Path(words)),
         checks_hosts=given.switch("check"),
         max_restarts=_whole(given, "max_restarts", 0),
         on_loss=OnLoss(_read(given, "on_loss", partial(text.choice, known=tuple(OnLoss)))),
         never_retry=_if_given(given, "never_retry", text.exit_codes, ()),
         restart_limit=_if_given(given, "restart_limit", text.restart_limit, None),
         restart_backoff_s=_read(given, "restart_backoff", text.delay_s),
-        # A user of torchrun's options cannot ask for it, and may count on it.
-        retries_same_failure=given.switch("retry_same_failure") or command in (Command.TORCHRUN, Command.LAUNCH),
+        retries_same_failure=_retries_same_failure(given),
         log_dir=log_dir,
-        keep_bytes=_whole(given, "keep_output", 0) << 20 if command is Command.RUN else 0,
+        keep_bytes=_whole(given, "keep_output", 0) << 20 if given.command is Command.RUN else 0,
         redirects=_read(given, "redirects", text.streams),
         tee=_read(given, "tee", text.streams),
         shown_ranks=_shown_ranks(given),
         stdout_filters=_if_given(given, "duplicate_stdout_filters", text.words, ()),
         stderr_filters=_if_given(given, "duplicate_stderr_filters", text.words, ()),
-        line_prefix=given.value("log_line_prefix_template").text
-        or environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+        line_prefix=_line_prefix(given),
         logs_specs=given.value("logs_specs").text,
         event_log_handler=given.value("event_log_handler").text,
-        stdin_rank=_stdin_rank(given, n_local_ranks if together.max_agents == 1 else None),
-        json_report=files.check(given.value("json_report").text, "--json-report") if given.value("json_report").text else None,
+        stdin_rank=_stdin_rank(given, where.n_ranks),
+        json_report=_if_any(given, "json_report", files.check),
         verbose=given.switch("verbose"),
         ending_signals=_ending_signals(given),
         forwarded_signals=_forwarded_signals(given),
@@ -117,15 +135,8 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         aim=_aim(given),
         drills=given.texts.get("drill", ()),
         profile=_if_given(given, "profile", _profile, None),
-        write_profile=Path(output.text) if command is Command.PROFILE else None,
+        write_profile=Path(given.value("output").text) if given.command is Command.PROFILE else None,
     )
-    # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
-    wants_display = command is Command.RUN and not given.switch("no_display") and imports_odyssey(options)
-    if options.n_spares and not imports_odyssey(options):
-        notes += (f"--spares: {given.script} does not import odyssey; ranks stand by in an odyssey.Job, else all of them run",)
-    from_slurm = (told(given, step),) if step is not None and options.verbose else ()
-    answer = files.check_if_given(given.value("json").text or None, "--json")
-    return LaunchRequest(options, wants_display, (*notes, *([note] if note else []), *from_slurm), step, answer)
 
 
 # -- what to run -------------------------------------------------------------------------------------------------------
@@ -221,23 +232,29 @@ def _ranks_per_node(given: Given) -> int:
     return text.count(number, value.name, 1)
 
 
-def _check_nodes(given: Given, nodes: int, together: RendezvousOptions) -> None:
+def _check_where(given: Given, where: _Where) -> None:
+    nodes, together = where.nodes, where.together
     if nodes > 1 and together.max_agents > 1:
         nnodes = given.value("nnodes")
         raise UsageError(
             f"--nodes {nodes} and {nnodes.name} {nnodes.text} exclude each other",
             "--nodes are parts of this host under one agent; --nnodes are agents, each with --nproc-per-node ranks",
         )
+    if together.max_agents == 1:
+        text.layout_of(given.value("layout").text, nodes, where.ranks_per_node, _whole(given, "spares", 0))
+    for drill in given.texts.get("drill", ()):
+        from launcher.agent.drills import parse as parse_drill
+
+        parse_drill(drill, n_nodes=nodes * together.max_agents, n_ranks_per_node=where.ranks_per_node)
+    checks.open_files(nodes * where.ranks_per_node)
 
 
 # -- losses and ends ---------------------------------------------------------------------------------------------------
 
 
-def _check_drills(given: Given, nodes: int, ranks_per_node: int) -> None:
-    for drill in given.texts.get("drill", ()):
-        from launcher.agent.drills import parse as parse_drill
-
-        parse_drill(drill, n_nodes=nodes, n_ranks_per_node=ranks_per_node)
+def _retries_same_failure(given: Given) -> bool:
+    """With torchrun's options alone nobody can ask for it, and some count on it."""
+    return given.switch("retry_same_failure") or given.command in (Command.TORCHRUN, Command.LAUNCH)
 
 
 def _failure_rate(words: str, option: str) -> float:
@@ -315,6 +332,11 @@ def _shown_ranks(given: Given) -> frozenset[int]:
     return frozenset(ranks)
 
 
+def _line_prefix(given: Given) -> str:
+    prefix = given.value("log_line_prefix_template").text
+    return prefix or given.environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
+
+
 def _stdin_rank(given: Given, n_ranks: int | None) -> int | None:
     """`n_ranks`: None where other agents have ranks as well."""
     if not given.value("stdin_rank").is_given:
@@ -337,3 +359,8 @@ def _read(given: Given, dest: str, meaning: Callable[[str, str], T]) -> T:
 
 def _if_given(given: Given, dest: str, meaning: Callable[[str, str], T], otherwise: U) -> T | U:
     return _read(given, dest, meaning) if given.value(dest).is_given else otherwise
+
+
+def _if_any(given: Given, dest: str, meaning: Callable[[str, str], T]) -> T | None:
+    """None for an empty text."""
+    return _read(given, dest, meaning) if given.value(dest).text else None
