@@ -25,6 +25,8 @@ from tests.planning import price
 SEED = 1
 
 Ranges = tuple[tuple[int, int], ...]
+UNIT_S = 0.01
+"""The work of a layer, in the mean."""
 
 
 def random_profile(
@@ -39,30 +41,10 @@ def random_profile(
 ) -> Profile:
     """Stages of some 20 ms; between hosts an activation takes up to as long as a layer, a gradient as ten. `in_halves`: the
     part of a backward that can wait."""
-    unit_s = 0.01
-    act = draw.uniform(0.02, 1.0) * unit_s * 1e9
-    gradient = draw.uniform(0.05, 10.0) * unit_s * 1e9
-    layers = []
+    act = draw.uniform(0.02, 1.0) * UNIT_S * 1e9
+    gradient = draw.uniform(0.05, 10.0) * UNIT_S * 1e9
     even = draw.random() < 0.5
-    for i in range(n_layers):
-        work = unit_s * (1.0 if even else draw.uniform(0.4, 2.0))
-        size = round(gradient * (1.0 if even else draw.uniform(0.5, 1.5)))
-        layers.append(
-            LayerProfile(
-                name=f"layer {i}",
-                digest=f"layer {i}",
-                forward_s=work / 3,
-                input_gradient_s=(1 - in_halves) * 2 * work / 3,
-                weight_gradient_s=in_halves * 2 * work / 3,
-                optimizer_s=0.0,
-                parameter_bytes=size,
-                gradient_bytes=size,
-                optimizer_bytes=2 * size,
-                buffer_bytes=0,
-                activation_bytes=0,
-                output_bytes=round(act * (1.0 if even else draw.uniform(0.5, 1.5))),
-            )
-        )
+    layers = [_random_layer(draw, i, even, act, gradient, in_halves) for i in range(n_layers)]
     largest = max(sum(layer.parameter_bytes * 4 for layer in layers[i : i + 2]) for i in range(n_layers))
     whole = sum(layer.parameter_bytes * 4 for layer in layers)
     memory = whole * 2 if draw.random() < 0.6 else max(largest * 1.05, whole * draw.uniform(0.35, 0.7))
@@ -87,6 +69,26 @@ def random_profile(
             inter_host=Link(2e-5, 1e9 if n_hosts > 1 else within),
         ),
         recovery=Recovery(),
+    )
+
+
+def _random_layer(draw: random.Random, i: int, even: bool, act: float, gradient: float, in_halves: float) -> LayerProfile:
+    """`act`, `gradient`: bytes of its output and of its gradients, in the mean. `even`: layers do not differ."""
+    work = UNIT_S * (1.0 if even else draw.uniform(0.4, 2.0))
+    size = round(gradient * (1.0 if even else draw.uniform(0.5, 1.5)))
+    return LayerProfile(
+        name=f"layer {i}",
+        digest=f"layer {i}",
+        forward_s=work / 3,
+        input_gradient_s=(1 - in_halves) * 2 * work / 3,
+        weight_gradient_s=in_halves * 2 * work / 3,
+        optimizer_s=0.0,
+        parameter_bytes=size,
+        gradient_bytes=size,
+        optimizer_bytes=2 * size,
+        buffer_bytes=0,
+        activation_bytes=0,
+        output_bytes=round(act * (1.0 if even else draw.uniform(0.5, 1.5))),
     )
 
 
