@@ -30,7 +30,8 @@ def shard_mesh(n_shards: int) -> DeviceMesh:
     if link.connect() is None:
         rank, n_shards = 0, 1
     elif n_ranks < n_shards:
-        raise JobError(f"shard_mesh({n_shards}): there are {n_ranks} ranks", f"start {n_shards} at least")
+        there_are = "there is 1 rank" if n_ranks == 1 else f"there are {n_ranks} ranks"
+        raise JobError(f"shard_mesh({n_shards}): {there_are}", f"start {n_shards} at least")
     if dist.is_initialized():
         raise JobError("shard_mesh: there is a process group already", "leave init_process_group out: Odyssey makes the groups")
     device = joining.device_of(None)

@@ -19,6 +19,7 @@ from odyssey_cli.command_line.from_slurm import filled, told
 from odyssey_cli.command_line.options import NUMA_BINDINGS, OPTIONS, START_METHODS, Command, Origin
 from odyssey_cli.command_line.parser import Given, parse
 from odyssey_cli.command_line.rendezvous import RendezvousOptions, meeting
+from odyssey_cli.display import quantities
 from odyssey_cli.slurm.step import Step
 from strategies.situation import Aim
 
@@ -343,7 +344,8 @@ def _stdin_rank(given: Given, n_ranks: int | None) -> int | None:
         return None
     rank = _whole(given, "stdin_rank", 0)
     if n_ranks is not None and rank >= n_ranks:
-        raise UsageError(f"--stdin-rank {rank}: there are {n_ranks} ranks, numbered from 0", f"give 0 to {n_ranks - 1}")
+        there_are = quantities.there_are(n_ranks, "rank")
+        raise UsageError(f"--stdin-rank {rank}: {there_are}, numbered from 0", f"give 0 to {n_ranks - 1}")
     return rank
 
 

@@ -14,6 +14,7 @@ from odyssey.errors import UsageError
 from odyssey.plan.approximation import LowRank
 from odyssey.plan.layout import parse_layout
 from odyssey.plan.worker import Rank, numbers_from
+from odyssey_cli.display import quantities
 from strategies.situation import Aim, Objective, Protect
 
 MOST_RANKS = 1 << 20
@@ -63,11 +64,11 @@ def layout_of(text: str, nodes: int, ranks_per_node: int, n_spares: int) -> str:
     n_taken, n_ranks = sum(parse_layout(layout(text)) or ()), nodes * ranks_per_node
     if n_spares >= n_ranks:
         help = f"one at least has to train: start more ranks, for example --nodes {n_spares // ranks_per_node + 1}"
-        raise UsageError(f"--spares {n_spares}: there are {n_ranks} ranks", help)
+        raise UsageError(f"--spares {n_spares}: {quantities.there_are(n_ranks, 'rank')}", help)
     if n_taken > n_ranks - n_spares:
         standing_by = f", of which {n_spares} {'stand' if n_spares > 1 else 'stands'} by" if n_spares else ""
         raise UsageError(
-            f"--layout {text} takes {n_taken} ranks, there are {n_ranks}{standing_by}",
+            f"--layout {text} takes {n_taken} ranks, there {'is' if n_ranks == 1 else 'are'} {n_ranks}{standing_by}",
             f"start more ranks, for example --nodes {-(-(n_taken + n_spares) // ranks_per_node)}",
         )
     return text

@@ -65,6 +65,11 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
+def there_are(number: int, noun: str) -> str:
+    """`there is 1 rank`, `there are 2 ranks`."""
+    return f"there {'is' if number == 1 else 'are'} {plural(number, noun)}"
+
+
 def layers(first: int, stop: int) -> str:
     """Layers `[first, stop)` as people count: `4-7`, or `4` for a single one."""
     return f"{first}" if stop == first + 1 else f"{first}-{stop - 1}"

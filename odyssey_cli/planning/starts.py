@@ -117,9 +117,7 @@ def ask_spares(
     if n_spares * ranks_per_spare >= n_ranks:
         what = "rank" if ranks_per_spare == 1 else "node"
         option = f"--spare{'s' if what == 'rank' else '-nodes'} {n_spares}"
-        raise UsageError(
-            f"{option}: there are {quantities.plural(n_ranks // ranks_per_spare, what)}", "one at least has to train"
-        )
+        raise UsageError(f"{option}: {quantities.there_are(n_ranks // ranks_per_spare, what)}", "one at least has to train")
 
     numbers = [k * ranks_per_spare for k in range(n_spares + 1)]
     asked = [(n_ranks, k) for k in numbers] + [(n_ranks + k, idle) for k in numbers[1:] for idle in (k, 0)]

@@ -195,7 +195,7 @@ WRONG = [
     (["--signals-to-handle", "SIGUSR1", "--forward-signals", "SIGUSR1"], "SIGUSR1 cannot both end the job and only be"),
     (["--end-stalled"], "--end-stalled needs --stall-timeout"),
     (["--stall-timeout", "0"], "--stall-timeout: expected more than 0 seconds, got '0'"),
-    (["--stdin-rank", "1"], "--stdin-rank 1: there are 1 ranks, numbered from 0"),
+    (["--stdin-rank", "1"], "--stdin-rank 1: there is 1 rank, numbered from 0"),
     (["--json-report", "/not/there/x.json"], "--json-report: no directory /not/there"),
     (["--json-report", "/tmp"], "--json-report: /tmp is a directory"),
     (["--log-dir", SCRIPT], f"--log-dir: {SCRIPT} is not a directory"),
