@@ -1,5 +1,5 @@
-"""`--drill 'step=20 kill=2'`: faults on purpose, and returns, at a random moment of a step, so that recovery is seen before
-it is needed."""
+"""`--drill 'step=20 kill=2'` makes faults on purpose, so that recovery is seen before it is needed.
+They come at a random moment of a step; returns of ranks are among them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0, "m": 60.0, "h": 3600.0}
 
 
 class Drill(msgspec.Struct, frozen=True):
-    """When: within `step`, or `after_s` seconds from the start. What: `kill`, `lose` (the slot, too), `hang`, `leave`, or
+    """One fault, or return.
+    When: within `step`, or `after_s` seconds from the start. What: `kill`, `lose` (the slot, too), `hang`, `leave`, or
     `join` (a lost slot is there again)."""
 
     text: str

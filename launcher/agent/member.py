@@ -46,7 +46,8 @@ from odyssey.protocol.reports import Committed, Report, Stepped
 
 
 class Member:
-    """`key`: of the secret; `elsewhere`: where the job is led, as far as is known, if not at the endpoint; `was_in`: this agent
+    """An agent's life while another one leads.
+    `key`: of the secret; `elsewhere`: where the job is led, as far as is known, if not at the endpoint; `was_in`: this agent
     has had a place in it."""
 
     def __init__(self, part: Part, key: bytes, elsewhere: Sequence[Address] = (), *, was_in: bool = False) -> None:

@@ -1,5 +1,6 @@
-"""Other jobs of the same run id, as an agent that leads hears of them: who has begun none joins one that lives; of two that
-have begun, each where nobody of the other could be heard, the younger one ends.
+"""An agent that leads hears of other jobs of the same run id.
+It joins one that lives if it has begun none; of two that have begun, each where nobody of the other could be heard, the
+younger one ends.
 
 here, and at the endpoint: LedBy, from who leads the other one; StillLives, from who looks for one that leads it
 """
@@ -24,8 +25,8 @@ from odyssey.protocol.frames import packed
 
 
 class LedElsewhere(OdysseyError):
-    """The job is led by another agent, at `address`, and this one is to join it. `was_in`: it was in the job before, as were
-    those at `others`."""
+    """The job is led by another agent, at `address`, and this one is to join it.
+    `was_in`: it was in the job before, as were those at `others`."""
 
     def __init__(self, address: Address, others: Sequence[Address] = (), *, was_in: bool) -> None:
         super().__init__(f"the job of this endpoint is led at {address}", "join it there")

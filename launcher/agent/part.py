@@ -1,5 +1,5 @@
-"""This agent's part of its job, whether it leads that or not: the log that all agree upon, the state and the ranks that follow
-from it, and what those have told.
+"""This agent's part of its job, whether it leads that or not.
+It is the log that all agree upon, the state and the ranks that follow from it, and what those have told.
 
 An agent that comes to lead goes on with it (succession.py): all that it gains is the right to say what is to be decided.
 """
@@ -32,8 +32,8 @@ from perfmodel.profile.profile import Profile
 
 
 class Part:
-    """Made first, and given to all that work with it. `watch` sees what there is to say for people; `drills`, `profile`: for a
-    job that begins here, the one measured before."""
+    """It is made first, and given to all that work with it.
+    `watch` sees what there is to say for people; `drills`, `profile`: for a job that begins here, the one measured before."""
 
     def __init__(self, local: LocalAgent, watch: Watch, drills: tuple[Drill, ...] = (), profile: Profile | None = None) -> None:
         self.local = local

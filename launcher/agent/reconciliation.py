@@ -16,8 +16,9 @@ from odyssey.plan.worker import Rank
 
 
 class Reconciliation:
-    """`agent`: this agent's number; `spawn(assignment, number)`: has a process of a rank started, of this number among all of
-    the job. It is started once, whatever becomes of it: what follows is decided by all."""
+    """It has each process started once, whatever becomes of it: what follows is decided by all.
+    `agent`: this agent's number; `spawn(assignment, number)`: has a process of a rank started, of this number among all of
+    the job."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""The leading agent among others: what it decides upon is what all have agreed to, and it decides only as long as they do
-(I11).
+"""The leading agent among others: what it decides upon is what all have agreed to.
+It decides only as long as they do (I11).
 
 take ─► agreement ─► decided; not heard by enough others ─► its ranks stand still, until it leads again or ends
 """

@@ -1,5 +1,5 @@
-"""An agent that does not lead follows what all decide: its ranks, the job's state and log are kept up, so that it can lead when
-the one that does is lost.
+"""An agent that does not lead follows what all decide, so that it can lead when the one that does is lost.
+It keeps its ranks, the job's state and the log up.
 
 decided (cluster/agreement.py) ─► the coordinator's state, the ranks here, the log ─► elected ─► this agent leads (agent.py)
 """

@@ -52,7 +52,8 @@ class Hearer(Protocol):
 
 
 class Agreement:
-    """`where`: all agents are reached; `me`: this one's number; `log`: which one it is. `hearer` is set by whoever has it,
+    """What the agents of a job agree upon, as one of them has it.
+    `where`: all agents are reached; `me`: this one's number; `log`: which one it is. `hearer` is set by whoever has it,
     before anything is agreed upon."""
 
     hearer: Hearer

@@ -1,5 +1,5 @@
-"""Commands of `odyssey` on other hosts, which ask this agent: answered whatever its role, and never by the loop itself where
-that could take a while."""
+"""Commands of `odyssey` on other hosts ask this agent, and are answered whatever its role.
+The loop itself never answers where that could take a while."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ _question = Packed(Question)
 
 
 class CommandServer:
-    """`folder`: with what ranks here write, None for none; `pids`: of the living ranks here; `end(now)`: see AskEnd;
+    """It answers what commands on other hosts ask.
+    `folder`: with what ranks here write, None for none; `pids`: of the living ranks here; `end(now)`: see AskEnd;
     `leave(ask)`: see AskLeave; `is_ending()`: the end has begun."""
 
     def __init__(

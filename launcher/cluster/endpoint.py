@@ -23,8 +23,8 @@ AT_ENDPOINT = 0
 
 
 class EndpointIsFree(OdysseyError):
-    """The agent that was there is gone, and has taken this agent into no job: it has bound the endpoint, and begins one
-    there."""
+    """The agent that was at the endpoint is gone, and has taken this agent into no job.
+    This one has bound the endpoint, and begins one there."""
 
     def __init__(self, server_socket: socket.socket) -> None:
         super().__init__("nobody is at the endpoint any more", "begin the job there")

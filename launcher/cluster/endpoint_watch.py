@@ -1,5 +1,5 @@
-"""An agent that comes anew to the endpoint begins a job there if nobody says that one lives: so agents of a job look there
-again and again, unless they are there themselves, and say it.
+"""Agents of a job look at the endpoint again and again, unless they are there themselves, and say that the job lives.
+An agent that comes anew to it begins a job there if nobody says so.
 
 who leads ─► LedBy ─► who has begun no job: joins; a younger one: ends it; an older one: LedBy ─► the job here ends
 who looks for one that leads ─► StillLives ─► who has begun no job waits
@@ -27,7 +27,8 @@ _answer = Packed(LedBy)
 
 
 class EndpointWatch:
-    """`words(here)`: what to say, by an agent that is reached by `here`, None for nothing more; `answered(words)`: what
+    """It says at the endpoint that this agent's job lives.
+    `words(here)`: what to say, by an agent that is reached by `here`, None for nothing more; `answered(words)`: what
     somebody there says to it; `is_there`: this agent has the endpoint, so that on its host no other job can begin."""
 
     def __init__(

@@ -33,7 +33,8 @@ class _Peer:
 
 
 class Mesh:
-    """`received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `where`: agents are
+    """Links to all other agents, made when there is something to say.
+    `received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `where`: agents are
     reached; `me`: our number; `log`: which one it is about; `reconnect_s`: a link over which nothing gets through for so long
     is made anew. Agents of another job, which may have been reached here before, are not heard."""
 

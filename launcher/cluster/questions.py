@@ -50,8 +50,8 @@ class AskEnd(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskLeave(msgspec.Struct, frozen=True, tag=True):
-    """Have these ranks leave the job, what they hold moved away first. `within_s`: until they will be
-    lost; None where nobody knows."""
+    """Have these ranks leave the job, what they hold moved away first.
+    `within_s`: until they will be lost; None where nobody knows."""
 
     ranks: Annotated[tuple[RankNumber, ...], msgspec.Meta(min_length=1, max_length=1024)]
     within_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None

@@ -28,11 +28,11 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """First words of an agent that wants to be a member: a session begins, of the same name each time that it asks, in place of
-    the one before, which it has given up. `address`: where other agents reach it, empty for
-    the one that it connects from; `port`: at which it listens. `report`: on its host, where it was checked.
-    `endpoint`: the host of the wanted job's, by the name that its agents were given; empty where who is asked has had a part in
-    that job."""
+    """First words of an agent that wants to be a member.
+    A session begins, of the same name each time that it asks, in place of the one before, which it has given up. `address`:
+    where other agents reach it, empty for the one that it connects from; `port`: at which it listens. `report`: on its host,
+    where it was checked. `endpoint`: the host of the wanted job's, by the name that its agents were given; empty where who
+    is asked has had a part in that job."""
 
     session: Token
     version: Name
@@ -67,16 +67,17 @@ class JoinMesh(msgspec.Struct, frozen=True, tag=True):
 
 
 class WhichJob(msgspec.Struct, frozen=True, order=True):
-    """A job among those of one `run_id`: the least is the oldest. `began`: in seconds since the epoch; `founder`: host and
-    process of the agent with which it did."""
+    """A job among those of one `run_id`: the least is the oldest.
+    `began`: in seconds since the epoch; `founder`: host and process of the agent with which it did."""
 
     began: float
     founder: str
 
 
 class LedBy(msgspec.Struct, frozen=True, tag=True):
-    """An agent leads the job, and is reached there: first words to who may begin a job of the same `run_id`, or has begun one,
-    and the answer of an older one; or to who wants to join (then `job` and `endpoint`, as for Join, are not said)."""
+    """An agent leads the job, and is reached there.
+    These are the first words to who may begin a job of the same `run_id`, or has begun one, and the answer of an older one;
+    or to who wants to join (then `job` and `endpoint`, as for Join, are not said)."""
 
     run_id: str
     host: Name
@@ -146,8 +147,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
-    """First words of a member to an agent that leads anew: a session begins. `told`: what it has told of its ranks, and who
-    led may not have made known. `report`: on its host, where it was checked."""
+    """First words of a member to an agent that leads anew: a session begins.
+    `told`: what it has told of its ranks, and who led may not have made known. `report`: on its host, where it was checked."""
 
     session: Token
     number: Count
@@ -198,8 +199,9 @@ FromMember = FromRank | Happened | Stopped | Notice | SamplesTaken | StacksRead 
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The member is in. `leader`: the number of who says it; `run_id`: TORCHELASTIC_RUN_ID; `master_addr`, `master_port`: the
-    store's; `log`: which one the agents of this job keep together."""
+    """The member is in.
+    `leader`: the number of who says it; `run_id`: TORCHELASTIC_RUN_ID; `master_addr`, `master_port`: the store's; `log`:
+    which one the agents of this job keep together."""
 
     number: Count
     leader: Count

@@ -55,7 +55,8 @@ class Role(Enum):
 
 
 class Node:
-    """The caller hands in what happens (`receive`, `tick`, `propose`, `change`), and after each of them takes out what is to be
+    """One agent's part in the consensus.
+    The caller hands in what happens (`receive`, `tick`, `propose`, `change`), and after each of them takes out what is to be
     sent (of `outbox`) and what is decided (of `log`: the snapshot first).
 
     `me`: the number of this agent, that no other one ever had; `heartbeat_s`: how often a leader is heard; `election_s`: after

@@ -72,10 +72,11 @@ NEXT: dict[RankState, frozenset[RankState]] = {
 
 @dataclass(slots=True)
 class RankRecord:
-    """`process`: the number of its newest process, among all that the job has had. `model`: what that was given when it built
-    the Job; None before. `is_counted`: its failure has been counted as a restart. `has_run`: its newest process has been in a
-    generation that ran. `ran_from`: where the job stood when the first one began, None before any unit was final. `paused`,
-    `ready`: what it has answered in this generation.
+    """What is known of a rank.
+    `process`: the number of its newest process, among all that the job has had. `model`: what that was given when it built
+    the Job; None before. `is_counted`: its failure has been counted as a restart. `has_run`: its newest process has been in
+    a generation that ran. `ran_from`: where the job stood when the first one began, None before any unit was final.
+    `paused`, `ready`: what it has answered in this generation.
     """
 
     state: RankState = R.ABSENT

@@ -66,8 +66,9 @@ def done_without(job: JobState) -> tuple[Rank, ...]:
 
 
 class Prices(NamedTuple):
-    """Seconds of all ranks. `go_on_s`: of those that are missing, until the script saves its state again, and a start then;
-    `restart_s`: what was done since it did so last, and a start."""
+    """Seconds of all ranks.
+    `go_on_s`: of those that are missing, until the script saves its state again, and a start then; `restart_s`: what was
+    done since it did so last, and a start."""
 
     go_on_s: float
     restart_s: float

@@ -152,8 +152,9 @@ def _ordinal(number: int) -> str:
 
 @dataclass(slots=True)
 class Restarts:
-    """The restarts of a job: what is allowed, what came of earlier failures, how many there were, and why there was the last
-    one of all ranks."""
+    """The restarts of a job.
+    They are what is allowed, what came of earlier failures, how many there were, and why there was the last one of all
+    ranks."""
 
     policy: Policy = field(default_factory=Policy)
     past: Past = field(default_factory=Past)

@@ -29,8 +29,8 @@ from perfmodel.profile.profile import Profile
 
 
 class Status(enum.StrEnum):
-    """Where the job is, see docs/internals/recovery.md. A plain script is STARTING, RESTARTING (all ranks end and start anew)
-    or ENDED.
+    """Where the job is, see docs/internals/recovery.md.
+    A plain script is STARTING, RESTARTING (all ranks end and start anew) or ENDED.
 
     DRAINING: the ranks of a Job stop behind a unit that is final, to take others in. ENDING: a Job's script has failed, and the
     job ends as soon as all ranks are gone.
@@ -55,8 +55,9 @@ IN_FORCE = (Status.PAUSING, Status.PLANNING, Status.MOVING, Status.RUNNING, Stat
 
 @dataclass(slots=True)
 class Losses:
-    """Ranks and agents that were lost by something else than the script: `n_events`, as those within a window of one another
-    are one, the newest loss at `last_at`; in `rank_s` seconds of living ranks together.
+    """Ranks and agents that were lost by something else than the script.
+    `n_events`: losses within a window of one another are one, the newest at `last_at`; in `rank_s` seconds of living ranks
+    together.
     """
 
     n_events: int = 0

@@ -38,7 +38,8 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class FailureHistory(msgspec.Struct, frozen=True):
-    """`started`: the newest process of each rank of this attempt. `steps`: what these have told by heartbeats; `step`: the last
+    """What has gone wrong in this attempt, and how far it came.
+    `started`: the newest process of each rank of this attempt. `steps`: what these have told by heartbeats; `step`: the last
     of a Job that has a result.
 
     Times are seconds since the epoch.

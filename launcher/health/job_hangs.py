@@ -58,9 +58,10 @@ class _Seen:
 
 
 class JobHangs:
-    """Watches one wait at a time. `ping`: ask these ranks; `sample(ranks, done)`: what they use; `hung`: this rank is;
-    `tell`: for people; `apart`: this rank is in a unit in which it cannot meet the others, as the text says; `stuck(rank,
-    position, what)`: all wait for each other, this one among them, where they communicate, and nothing moves."""
+    """Watches one wait at a time.
+    `ping`: ask these ranks; `sample(ranks, done)`: what they use; `hung`: this rank is; `tell`: for people; `apart`: this
+    rank is in a unit in which it cannot meet the others, as the text says; `stuck(rank, position, what)`: all wait for each
+    other, this one among them, where they communicate, and nothing moves."""
 
     def __init__(
         self,

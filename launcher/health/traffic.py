@@ -1,5 +1,5 @@
-"""What ranks say to each other, as the kernel counts it on their connections: a sign of life that needs neither output nor much
-of a processor.
+"""What ranks say to each other, as the kernel counts it on their connections.
+It is a sign of life that needs neither output nor much of a processor.
 
 Counted are connections from the process of one rank to that of another: here by who holds both ends, elsewhere by the addresses
 of the other agents. Nothing else is progress: the store, which what waits asks again and again; what a rank says to processes

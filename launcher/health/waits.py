@@ -26,8 +26,8 @@ Late = Callable[[str], None]
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """For `whom`, a rank's number, or the name of a helper, which people are not told: they are told `why`, what it does for
-    them. `pid`: of its process.
+    """A wait for `whom`: a rank's number, or the name of a helper.
+    People are not told the helper's name but `why`, what it does for them. `pid`: of its process.
 
     `late(what)`: the way out, told what was seen (`was stopped by a signal`); None where there is none. `idle_s`: it is late,
     too, when it has shown no life for so long. `quiet`: not told of, unless it is stopped and there is no way out.

@@ -121,8 +121,9 @@ _LEADS, _EMPTY = "session ", "empty "
 
 
 class Reaper:
-    """A fork of the agent that waits for the agent's end. When the agent is killed the kernel ends its ranks, and the reaper
-    what they had started. Should somebody kill the reaper, the job goes on without it.
+    """A fork of the agent that waits for the agent's end.
+    When the agent is killed the kernel ends its ranks, and the reaper what they had started. Should somebody kill the
+    reaper, the job goes on without it.
 
     It is a witness, too: nobody means it, so a signal that waits at it was sent to every process of the job."""
 

@@ -18,8 +18,9 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Stat(NamedTuple):
-    """A process. `state`: the kernel's letter for it, `T` and `t` for stopped, `D` for a disk. `processor_s`: used so far, all
-    threads; `waited_for_s`: by those of its children that have ended and that it has waited for. `started_s`: after boot."""
+    """What the kernel says of a process.
+    `state`: the kernel's letter for it, `T` and `t` for stopped, `D` for a disk. `processor_s`: used so far, all threads;
+    `waited_for_s`: by those of its children that have ended and that it has waited for. `started_s`: after boot."""
 
     state: str
     parent: int

@@ -15,8 +15,9 @@ IS_NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 class Signals:
-    """From `watch` to `close` the signals that end a job or are passed on, and SIGCHLD, come to whom they are given to: none is
-    lost between one and the next. Orphans below this process are its children.
+    """From `watch` to `close` the signals of a job come to whom they are given to.
+    They are those that end it or are passed on, and SIGCHLD: none is lost between one and the next. Orphans below this
+    process are its children.
 
     They come even if the launcher was started with them ignored, as what a script starts in the background has SIGINT, or
     blocked. Only SIGHUP, if it is ignored and not to be passed on, stays so, for its ranks as well: nohup asks for that.

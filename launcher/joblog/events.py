@@ -21,9 +21,10 @@ from strategies.situation import Aim, Candidate
 
 
 class AgentInfo(msgspec.Struct, frozen=True):
-    """An agent of the job. `number`: its own for the whole job, the leading one's is 0; where it stands among the others
-    (GROUP_RANK) changes with the membership. `node_rank`: what its command line asks for. `address`, `port`: where other agents
-    reach it; empty where nobody has to."""
+    """An agent of the job.
+    `number`: its own for the whole job, the leading one's is 0; where it stands among the others (GROUP_RANK) changes with
+    the membership. `node_rank`: what its command line asks for. `address`, `port`: where other agents reach it; empty where
+    nobody has to."""
 
     number: int
     host: str
@@ -94,12 +95,13 @@ class Diagnostics(msgspec.Struct, frozen=True):
 
 
 class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
-    """First line of a log. `profile_only`: measure the model, write the profile, and end. `agents`: in the order of their
-    ranks; empty where there is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in
-    seconds after the boot of its `host`, which is called `boot`: nobody takes another process of this number for it. `folder`:
-    the job's own; empty for none. `rehearsed`: what its ranks stand in for; empty for a real job. `speed`: how many seconds of
-    that pass in one of ours, which all times of the log are in. `failure_rate`: as asked for, losses per node-day.
-    `may_build_job`: the script says that it imports odyssey.
+    """First line of a log.
+    `profile_only`: measure the model, write the profile, and end. `agents`: in the order of their ranks; empty where there
+    is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in seconds after the boot of
+    its `host`, which is called `boot`: nobody takes another process of this number for it. `folder`: the job's own; empty
+    for none. `rehearsed`: what its ranks stand in for; empty for a real job. `speed`: how many seconds of that pass in one
+    of ours, which all times of the log are in. `failure_rate`: as asked for, losses per node-day. `may_build_job`: the
+    script says that it imports odyssey.
     """
 
     script: str
@@ -152,8 +154,9 @@ class SlotsReturned(msgspec.Struct, frozen=True, tag="slots_returned"):
 
 
 class NoticeGiven(msgspec.Struct, frozen=True, tag="notice"):
-    """These ranks are to leave, and nobody has lost them yet. `reason`: who says so, for people. `is_certain`: they will be
-    lost, whether there is a plan without them or not. `within_s`: so many seconds from now; None where nobody knows."""
+    """These ranks are to leave, and nobody has lost them yet.
+    `reason`: who says so, for people. `is_certain`: they will be lost, whether there is a plan without them or not.
+    `within_s`: so many seconds from now; None where nobody knows."""
 
     ranks: tuple[Rank, ...]
     reason: str
@@ -252,8 +255,9 @@ class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
 
 
 class UnitFinal(msgspec.Struct, frozen=True, tag="unit_final"):
-    """The agent that leads knows that this unit is final, and so are all before it. A step is told when something else is about
-    to be decided upon, so one may stand for many; each line that tells of a step to people is a rank's Committed."""
+    """The agent that leads knows that this unit is final, and so are all before it.
+    A step is told when something else is about to be decided upon, so one may stand for many; each line that tells of a step
+    to people is a rank's Committed."""
 
     result: Result
 
@@ -295,8 +299,8 @@ class Pausing(msgspec.Struct, frozen=True, tag="pausing"):
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
-    """Decision: a new generation is to take in the ranks `joined` and to do without those that are `leaving`; all that train
-    stop for it behind a unit that is final."""
+    """Decision: a new generation is to take in the ranks `joined` and to do without those that are `leaving`.
+    All that train stop for it behind a unit that is final."""
 
     joined: tuple[Rank, ...]
     reason: str
@@ -304,8 +308,8 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
-    """Decision: this plan, for this reason; `results` is what every rank rolls forward to. `n_kept`: samples of the step that
-    was cut that are not run again."""
+    """Decision: this plan, for this reason.
+    `results` is what every rank rolls forward to. `n_kept`: samples of the step that was cut that are not run again."""
 
     plan: Plan
     reason: str
@@ -364,8 +368,8 @@ class AtStep(msgspec.Struct, frozen=True, tag="at_step"):
 
 
 class Stalled(msgspec.Struct, frozen=True, tag="stalled"):
-    """Ranks of a script without a Job make no progress. `apart`: those that the others seem to wait for; `text`: all of it,
-    with where every rank is, in several lines."""
+    """Ranks of a script without a Job make no progress.
+    `apart`: those that the others seem to wait for; `text`: all of it, with where every rank is, in several lines."""
 
     ranks: tuple[Rank, ...]
     apart: tuple[Rank, ...]

@@ -38,7 +38,8 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """`job`: what the job is called on every host; `number`: of the agent. `port`: of the endpoint; `secret_file`: as given,
+    """The agent that a folder of logs belongs to.
+    `job`: what the job is called on every host; `number`: of the agent. `port`: of the endpoint; `secret_file`: as given,
     empty for none. `leader`: who led when it joined, reached at `leader_at`; empty where it led itself."""
 
     job: str

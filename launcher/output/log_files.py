@@ -32,9 +32,10 @@ STREAMS = {Std.OUT: "stdout", Std.ERR: "stderr"}
 
 
 class Outlet(msgspec.Struct, frozen=True):
-    """Where one stream of a rank goes. `file`: None for none. `is_teed`: to the terminal as well as to the file, line by
-    line with the rank's prefix. `is_shown`: to the terminal at all, or to the display in its place. `kept`: where its end is
-    kept if there is no file, as far as it comes by the agent.
+    """Where one stream of a rank goes.
+    `file`: None for none. `is_teed`: to the terminal as well as to the file, line by line with the rank's prefix.
+    `is_shown`: to the terminal at all, or to the display in its place. `kept`: where its end is kept if there is no file, as
+    far as it comes by the agent.
     """
 
     file: Path | None

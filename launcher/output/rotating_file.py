@@ -51,8 +51,8 @@ def _size(path: Path) -> int:
 
 
 class RotatingFile:
-    """Appends whole pieces at once, behind what is there. When it cannot be written to any more, `complain` is told why, and
-    nothing is kept from then on."""
+    """Appends whole pieces at once, behind what is there.
+    When it cannot be written to any more, `complain` is told why, and nothing is kept from then on."""
 
     def __init__(self, path: Path, limit_bytes: int, loop: Loop, complain: Callable[[str], None]) -> None:
         self._loop = loop

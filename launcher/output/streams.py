@@ -240,8 +240,8 @@ class Streams:
 
 
 class RankStreams:
-    """The streams of one process. `descriptors`: what it gets as its standard input, output and error; ours until
-    `close_theirs`."""
+    """The streams of one process.
+    `descriptors`: what it gets as its standard input, output and error; ours until `close_theirs`."""
 
     def __init__(self, loop: Loop, closed: Callable[[RankStreams], None], has_read: Callable[[], None]) -> None:
         self.descriptors = [0, 1, 2]
@@ -321,8 +321,8 @@ class RankStreams:
 
 
 class Tail:
-    """The end of a rank's stderr: of what went through the loop, else of what the rank has added to its file. `log`: where
-    there is more of it."""
+    """The end of a rank's stderr.
+    It is of what went through the loop, else of what the rank has added to its file. `log`: where there is more of it."""
 
     def __init__(self, file: Path | None, kept: Path | None) -> None:
         self.log = file if file is not None else kept

@@ -36,8 +36,8 @@ from odyssey.zygote.protocol import ForkRank, ForkStore, ForkTimers
 
 
 class RankProcess:
-    """One process of a rank, from the request for it until it is reaped. `handle` is None until it exists; `number`: among
-    all processes of the job."""
+    """One process of a rank, from the request for it until it is reaped.
+    `handle` is None until it exists; `number`: among all processes of the job."""
 
     def __init__(self, assignment: RankAssignment, number: int) -> None:
         self.assignment = assignment

@@ -12,7 +12,8 @@ from odyssey.protocol.reports import is_of
 
 
 class RankReports:
-    """`sink`: hears all reports of processes that are `is_current`; `malformed(process, why)`: one has sent what is no report,
+    """It reads what ranks report.
+    `sink`: hears all reports of processes that are `is_current`; `malformed(process, why)`: one has sent what is no report,
     and nothing more is read of it."""
 
     def __init__(

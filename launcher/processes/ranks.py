@@ -44,8 +44,9 @@ from odyssey.runtime import nccl
 
 
 class Processes:
-    """Every process below the agent. `listener`: of the store, where this agent serves it; `output(rank, stream, data)`: what
-    ranks write; what happens and what they report goes to `sink`."""
+    """Every process below the agent.
+    `listener`: of the store, where this agent serves it; `output(rank, stream, data)`: what ranks write; what happens and
+    what they report goes to `sink`."""
 
     def __init__(
         self,

@@ -19,8 +19,9 @@ Home = Processes | RemoteAgent
 
 
 class Cluster:
-    """`here`: the processes of this agent, which leads; `leader`: has the others. `agent_of(rank)`: the number of the agent
-    that has it, as all have decided; it may have been lost before this one led."""
+    """The processes of all ranks, here and on other agents.
+    `here`: those of this agent, which leads; `leader`: has the others. `agent_of(rank)`: the number of the agent that has
+    it, as all have decided; it may have been lost before this one led."""
 
     def __init__(self, here: Processes, leader: Leader, agent_of: Callable[[Rank], int]) -> None:
         self._here = here

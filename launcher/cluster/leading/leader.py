@@ -42,7 +42,8 @@ class _TakeOver:
 
 
 class Leader:
-    """`quorum` hears who comes and goes; `welcome`: to members, but for their numbers; `stopped()`: a rank of one of them was
+    """The agents that this one leads.
+    `quorum` hears who comes and goes; `welcome`: to members, but for their numbers; `stopped()`: a rank of one of them was
     stopped, or goes on again; `reached(address)`: by which of this host's addresses a member has come;
     `are_enough(numbers)`: whether these agents can decide who is lost.
 

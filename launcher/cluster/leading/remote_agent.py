@@ -48,8 +48,8 @@ MAX_TOLD = 4096
 
 
 class RemoteRank:
-    """One process of a rank of another agent. `number`: among all processes of the job; `pid`: on its host, None before it is
-    there and after its end."""
+    """One process of a rank of another agent.
+    `number`: among all processes of the job; `pid`: on its host, None before it is there and after its end."""
 
     def __init__(self, rank: Rank, number: int) -> None:
         self.rank = rank

@@ -13,7 +13,8 @@ from launcher.host.own_clock import OwnClock
 
 
 class Silence:
-    """`enough_heard_at()`: the last time, on `clock`, since which each of enough agents, this one among them, was heard. `look`
+    """How long agents have been silent, by a clock that stands still while this one waits.
+    `enough_heard_at()`: the last time, on `clock`, since which each of enough agents, this one among them, was heard. `look`
     is to be called more often than every `detect_s`."""
 
     def __init__(self, clock: OwnClock, detect_s: float, enough_heard_at: Callable[[], float]) -> None:

@@ -93,7 +93,8 @@ class _Lost(NamedTuple):
 
 
 class LeaderSearch:
-    """`found(link, address)`; `given_up(why)`: not within the time for agents to come; `begins_here()`: nobody listens where
+    """It looks for the agent that leads.
+    `found(link, address)`; `given_up(why)`: not within the time for agents to come; `begins_here()`: nobody listens where
     agents of a job may be, and whether this one begins it instead; `say`: for people."""
 
     def __init__(

@@ -51,7 +51,8 @@ def limits_text(detect_s: float) -> str:
 
 
 class LeaderSession:
-    """`received(message)`; `hold(is_held)`: whether the ranks are to stand still; `lost(why)`: it is gone for good;
+    """A member's session with the agent that leads.
+    `received(message)`; `hold(is_held)`: whether the ranks are to stand still; `lost(why)`: it is gone for good;
     `forgotten()`: it lives, and has taken this agent for lost."""
 
     def __init__(

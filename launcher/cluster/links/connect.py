@@ -31,7 +31,8 @@ class Address(NamedTuple):
 
 
 class Connector:
-    """`connected(link, address)`, or `failed(why, is_refused)`: what was said at the last address, and whether at all of them
+    """It tries addresses one after another until one answers.
+    `connected(link, address)`, or `failed(why, is_refused)`: what was said at the last address, and whether at all of them
     nobody listens on a host that lives."""
 
     def __init__(
