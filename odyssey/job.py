@@ -51,9 +51,10 @@ from odyssey.runtime.transaction import Transaction, Values
 
 @dataclass(frozen=True)
 class Step:
-    """A committed training step. `loss`, `metrics`: means over the step's samples; `grad_norm`: of the mean gradient, before
-    clipping. `lr`: the learning rate that it was made with, that of all parameter groups of all optimizers; None where these
-    have not one in common. All ranks see the same, those without work and those that come back as well.
+    """A committed training step.
+    `loss`, `metrics`: means over the step's samples; `grad_norm`: of the mean gradient, before clipping. `lr`: the learning
+    rate that it was made with, that of all parameter groups of all optimizers; None where these have not one in common. All
+    ranks see the same, those without work and those that come back as well.
     """
 
     index: int

@@ -41,8 +41,9 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint consists of. `number`: how many saves came before it in its folder. `approximate`: the plan in force
-    when it was written had approximate gradients."""
+    """What a checkpoint consists of.
+    `number`: how many saves came before it in its folder. `approximate`: the plan in force when it was written had
+    approximate gradients."""
 
     format: int
     number: int

@@ -1,5 +1,5 @@
-"""How the elements of a tensor lie in memory: in a parameter, in its gradient and in what an optimizer keeps for it alike, as
-torch's fused kernels pair them by their addresses. `channels_last` is one way.
+"""The elements of a parameter, its gradient and what an optimizer keeps for it lie in memory alike.
+So torch's fused kernels pair them by their addresses. `channels_last` is one way.
 """
 
 from __future__ import annotations

@@ -20,18 +20,18 @@ Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LowRank(msgspec.Struct, frozen=True):
-    """Gradients of a feed-forward weight lie in the span of its first `rank` right singular vectors, which are taken anew every
-    `refresh_steps` steps. None: a quarter of the weight's smaller side. (MeCeFO has no values; GaLore, arXiv 2403.03507, has a
-    quarter of the hidden size, every 200 steps.)"""
+    """Gradients of a feed-forward weight lie in the span of its first `rank` right singular vectors.
+    These are taken anew every `refresh_steps` steps. None: a quarter of the weight's smaller side. (MeCeFO has no values;
+    GaLore, arXiv 2403.03507, has a quarter of the hidden size, every 200 steps.)"""
 
     rank: Annotated[int, msgspec.Meta(ge=1)] | None = None
     refresh_steps: Annotated[int, msgspec.Meta(ge=1)] = 200
 
 
 class ApproximateCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a layer's approximate backward comes to, for one micro-batch: `backward_s`, with what it computes again;
-    `activation_bytes`: kept from F to B; `refresh_s`: of the singular vectors, once. `without`: the parameters that it gives no
-    gradient, by their names in the layer."""
+    """What a layer's approximate backward comes to, for one micro-batch.
+    `backward_s`: with what it computes again; `activation_bytes`: kept from F to B; `refresh_s`: of the singular vectors,
+    once. `without`: the parameters that it gives no gradient, by their names in the layer."""
 
     backward_s: Seconds
     activation_bytes: Bytes
@@ -48,8 +48,9 @@ class Without(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Approximation(msgspec.Struct, frozen=True):
-    """`workers`, ascending, go back approximately through those layers of `without` that they run. What gets no gradient
-    by that has the mean of the samples that other workers run; where there are none, it is not updated."""
+    """`workers`, ascending, go back approximately through those layers of `without` that they run.
+    What gets no gradient by that has the mean of the samples that other workers run; where there are none, it is not
+    updated."""
 
     workers: tuple[Worker, ...]
     low_rank: LowRank

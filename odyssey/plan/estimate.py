@@ -6,8 +6,8 @@ import msgspec
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """Seconds from the loss to the first op of the next generation, by part. `rest_s`: orders on their way, rolling forward,
-    proofs."""
+    """Seconds from the loss to the first op of the next generation, by part.
+    `rest_s`: orders on their way, rolling forward, proofs."""
 
     detect_s: float = 0.0
     pause_s: float = 0.0

@@ -1,5 +1,5 @@
-"""The proof that a Plan is executable and exact: nothing is missing, nothing is twice, everything is where its holders are
-(I6)."""
+"""The proof that a Plan is executable and exact (I6).
+Nothing is missing, nothing is twice, everything is where its holders are."""
 
 from __future__ import annotations
 

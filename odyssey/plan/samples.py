@@ -9,8 +9,8 @@ from odyssey.plan.pipelines import Pipeline
 
 
 class Samples:
-    """Those of whole micro-batches, of which a step's last one may be smaller. `in_step`: the micro-batches that a plan's next
-    step consists of: all, but in the rest of one (rest.py)."""
+    """The samples of whole micro-batches, of which a step's last one may be smaller.
+    `in_step`: the micro-batches that a plan's next step consists of: all, but in the rest of one (rest.py)."""
 
     def __init__(self, micro_batch: int, global_batch: int, in_step: Collection[int]) -> None:
         self._micro_batch = micro_batch

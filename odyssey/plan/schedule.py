@@ -72,8 +72,8 @@ class Drop(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reduce(msgspec.Struct, frozen=True, gc=False):
-    """Start what is left of the gradient reduction of `plan.reduce[group]`: its first buckets have started within the
-    computation before (odyssey/plan/buckets.py)."""
+    """Start what is left of the gradient reduction of `plan.reduce[group]`.
+    Its first buckets have started within the computation before (odyssey/plan/buckets.py)."""
 
     group: int
 

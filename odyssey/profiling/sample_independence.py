@@ -31,7 +31,8 @@ MOST_SAID = 120
 
 @dataclass(frozen=True)
 class Conditions:
-    """`n_samples`: of the micro-batch, at least two. `precision()`: in which layers and loss are called; `eps`: its relative
+    """With what layers and loss are tried.
+    `n_samples`: of the micro-batch, at least two. `precision()`: in which layers and loss are called; `eps`: its relative
     rounding, where it is coarser than that of the tensors."""
 
     n_samples: int

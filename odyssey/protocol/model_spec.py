@@ -8,8 +8,8 @@ from odyssey.plan.approximation import ApproximateCost
 
 
 class LayerSpec(msgspec.Struct, frozen=True):
-    """A layer as all ranks must see it alike. `digest` is over names, shapes, dtypes, which parameters are frozen,
-    and how the others lie in memory."""
+    """A layer as all ranks must see it alike.
+    `digest` is over names, shapes, dtypes, which parameters are frozen, and how the others lie in memory."""
 
     name: str
     digest: str

@@ -23,8 +23,8 @@ class Measure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Abort communication in flight, keep model and optimizer state, answer Paused. `lost`: without whom
-    replicas are to go on."""
+    """Abort communication in flight, keep model and optimizer state, answer Paused.
+    `lost`: without whom replicas are to go on."""
 
     generation: int
     lost: tuple[Rank, ...] = ()
@@ -79,8 +79,8 @@ class Known(msgspec.Struct, frozen=True, tag=True):
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """All ranks are ready and agree: run. `has_acted`: the unit at hand is an action that has been completed, as a rank knows
-    that may have no work any more."""
+    """All ranks are ready and agree: run.
+    `has_acted`: the unit at hand is an action that has been completed, as a rank knows that may have no work any more."""
 
     generation: int
     has_acted: bool = False
@@ -107,8 +107,8 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReachedAt(msgspec.Struct, frozen=True, tag=True):
-    """By which ranks of other hosts reach this rank's host, as it is known since one has come: groups that are built from now
-    on listen there."""
+    """Ranks of other hosts reach this rank's host in this way, as it is known since one has come.
+    Groups that are built from now on listen there."""
 
     address: str
 

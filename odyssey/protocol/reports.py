@@ -19,8 +19,8 @@ from odyssey.protocol.units import Position, Result
 
 
 class HandOn(msgspec.Struct, frozen=True, tag=True):
-    """To a rank that has the result of a unit without a commit point, `giver`, and to those that lack it, `takers`: the one
-    hands it on to the others, who take the unit over. The Prepare of this generation follows."""
+    """`giver` hands the result of a unit without a commit point on to `takers`, who lack it and take the unit over.
+    It is for both. The Prepare of this generation follows."""
 
     generation: int
     giver: Rank
@@ -37,8 +37,8 @@ class Hello(msgspec.Struct, frozen=True, tag="rank_joined"):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """The steps of a trial (trial.py): what ops took, what a step did from beginning to end, and what it took to
-    digest the state that came of them."""
+    """The steps of a trial (trial.py).
+    It says what ops took, what a step did from beginning to end, and what it took to digest the state that came of them."""
 
     times: tuple[OpTime, ...]
     step_s: float
@@ -76,8 +76,9 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
 
 
 class WholeGroup(msgspec.Struct, frozen=True):
-    """A process group in which this rank only sums and has nothing under way. `name`: unlike any other's of the job; `n`: ranks
-    that are in it; `is_branch`: of the tree in which all sum, or else of a reduction."""
+    """A process group in which this rank only sums and has nothing under way.
+    `name`: unlike any other's of the job; `n`: ranks that are in it; `is_branch`: of the tree in which all sum, or else of a
+    reduction."""
 
     name: Name
     n: Count
@@ -120,8 +121,8 @@ MAX_OFFERED_BYTES = 1 << 20
 
 
 class Offered(msgspec.Struct, frozen=True, tag=True):
-    """While groups are built: where this rank is reached. The leading agent answers Known when `n` ranks have offered something
-    under this `name`, to all of them."""
+    """While groups are built: where this rank is reached.
+    The leading agent answers Known when `n` ranks have offered something under this `name`, to all of them."""
 
     generation: int
     name: Name
@@ -160,8 +161,8 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="step_committed"):
-    """A unit is final, and this rank has its result. `unit_s`: its wall time here. `n_steps`: how many steps the script wants
-    in all; None where it does not say."""
+    """A unit is final, and this rank has its result.
+    `unit_s`: its wall time here. `n_steps`: how many steps the script wants in all; None where it does not say."""
 
     rank: Rank
     generation: int
@@ -235,8 +236,8 @@ class Broken(msgspec.Struct, frozen=True, tag="connection_lost"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="rank_failed"):
-    """The script has raised an exception, and the rank exits after this. `is_final`: it is an error of ours about what the
-    script does or passes, which would come again."""
+    """The script has raised an exception, and the rank exits after this.
+    `is_final`: it is an error of ours about what the script does or passes, which would come again."""
 
     rank: Rank
     error: str
@@ -253,8 +254,8 @@ class Finished(msgspec.Struct, frozen=True, tag="rank_finished"):
 
 
 class CannotGoOn(msgspec.Struct, frozen=True, tag="cannot_go_on"):
-    """From a replica: its script cannot go on without who is lost, as it says why. From all ranks of a Job: they have drifted
-    apart, as `what` tells, and `help` what is to be done about it."""
+    """A replica's script cannot go on without who is lost, as it says why.
+    From all ranks of a Job: they have drifted apart, as `what` tells, and `help` what is to be done about it."""
 
     rank: Rank
     what: str
@@ -269,8 +270,8 @@ class Saved(msgspec.Struct, frozen=True, tag="script_saved"):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):
-    """From a script without a Job: its first optimizer step is done. `modules`: installed ones that it had imported by then,
-    in the order of their import."""
+    """A script without a Job has done its first optimizer step.
+    `modules`: installed ones that it had imported by then, in the order of their import."""
 
     modules: tuple[str, ...]
 

@@ -22,8 +22,9 @@ NOTHING, UNUSABLE = -1.0, -2.0
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What the last reduction of the unit at `position` gave: of a `step` loss, gradient norm and the learning rate, if it is
-    one; of `evaluate` the loss. `metrics`: what the script tells of the samples beside it."""
+    """What the last reduction of the unit at `position` gave.
+    It is the loss of a `step`, with gradient norm and the learning rate, if it is one; of `evaluate` the loss. `metrics`:
+    what the script tells of the samples beside it."""
 
     position: Position
     kind: str

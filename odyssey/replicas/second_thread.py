@@ -24,8 +24,8 @@ _NUMBERS = itertools.count()
 
 
 class SecondThread:
-    """Torch's group beside one of ours. `thread`: the script's own, in which it made its first group; `store`, `timeout`: what
-    torch gave for a group."""
+    """Torch's group beside one of ours.
+    `thread`: the script's own, in which it made its first group; `store`, `timeout`: what torch gave for a group."""
 
     def __init__(self, replica: Replica, thread: int, store: Any, timeout: timedelta) -> None:
         self._replica = replica

@@ -171,8 +171,8 @@ class _LowRankLinear(torch.autograd.Function):
 
 
 class Healthy:
-    """The parameters that an approximate backward gives no gradient, of those that a rank holds: the sums of samples that other
-    workers ran stand for all. `left_out`: none of them ran any."""
+    """The parameters that an approximate backward gives no gradient, of those that a rank holds.
+    The sums of samples that other workers ran stand for all. `left_out`: none of them ran any."""
 
     def __init__(self, plan: Plan, model: Model) -> None:
         self._scaled: list[tuple[nn.Parameter, float]] = []

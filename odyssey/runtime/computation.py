@@ -39,8 +39,9 @@ from odyssey.runtime.tally import Tally
 
 
 class Drawn(Cut):
-    """A layer that drew nothing when it was measured does so now, under a plan that cuts micro-batches: the numbers would be
-    others than in whole ones. This rank does not end the step; all do it again under a plan that cuts none."""
+    """A layer that drew nothing when it was measured does so now, under a plan that cuts micro-batches.
+    The numbers would be others than in whole ones. This rank does not end the step; all do it again under a plan that cuts
+    none."""
 
 
 class Piece:

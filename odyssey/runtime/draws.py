@@ -1,5 +1,5 @@
-"""The random generators of the process that a script may draw from, set aside while its code is run for a place in the
-training: torch's, Python's, numpy's."""
+"""The random generators of the process that a script may draw from: torch's, Python's, numpy's.
+They are set aside while its code is run for a place in the training."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""How the ranks of a generation learn where they reach each other: each offers to its agent what torch would have put into a
-store, and the leading agent hands out what all of a group have offered.
+"""The ranks of a generation learn where they reach each other by their agents.
+Each offers to its agent what torch would have put into a store, and the leading agent hands out what all of a group have
+offered.
 
 So nobody can put anything there but the job's own ranks, each for itself; and a cut ends the wait for the others at once.
 """
@@ -148,8 +149,9 @@ class GlooStore(Store):
 
 
 class NcclStore(Store):
-    """What NCCL takes for the store of one group: under each key one member puts in what the others need to connect, when they
-    first communicate. A key `a:b` is for two members alone."""
+    """What NCCL takes for the store of one group.
+    Under each key one member puts in what the others need to connect, when they first communicate. A key `a:b` is for two
+    members alone."""
 
     def __init__(self, introductions: Introductions, name: str, n: int, limit: timedelta) -> None:
         super().__init__()

@@ -19,8 +19,9 @@ TO_ROUNDING: Literal["to rounding"] = "to rounding"
 
 
 class JobSpec(NamedTuple):
-    """`loss(output, target)`: mean over a micro-batch's samples, alone or with metrics. `prefetcher()`: made once, at the
-    first plan.
+    """What a script gives a Job.
+    `loss(output, target)`: mean over a micro-batch's samples, alone or with metrics. `prefetcher()`: made once, at the first
+    plan.
 
     `first_micro_batch()`: a collated `(input, target)` of full size, to measure with. `autocast`: None computes in the
     parameters' own precision. `independent_samples`: the script says that layers and loss take each sample by itself, to

@@ -11,7 +11,8 @@ from odyssey.runtime.cut import Cut
 
 
 class NeighbourMemory:
-    """`lent`: what others may be reading now. It stays until they have: where that is cut, until these groups are let go of for
+    """Ranks of this host that read each other's memory, as one of them knows it.
+    `lent`: what others may be reading now. It stays until they have: where that is cut, until these groups are let go of for
     the next ones, as all ranks stand still before that."""
 
     def __init__(self) -> None:

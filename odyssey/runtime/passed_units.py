@@ -11,7 +11,8 @@ from odyssey.protocol.units import Position, Result, position_after
 
 
 class PassedUnits:
-    """`results`: of the units that the script has still to pass; `place`: where it stands meanwhile. `joined_step`: the step
+    """The units that this rank has to catch up with.
+    `results`: of the units that the script has still to pass; `place`: where it stands meanwhile. `joined_step`: the step
     that this rank has joined at; `has_joined`: whether the job had units before."""
 
     def __init__(self, results: Sequence[Result] = ()) -> None:

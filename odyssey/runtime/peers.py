@@ -25,8 +25,9 @@ _TAG = 0x70656572
 
 
 class Member(NamedTuple):
-    """This rank as a member of a group that has just connected: its place, and the secrets and handles that the members have
-    told each other by their agents, by place, as are their `ranks`."""
+    """This rank as a member of a group that has just connected.
+    It has its place, and the secrets and handles that the members have told each other by their agents, by place, as are their
+    `ranks`."""
 
     group: Any
     place: int

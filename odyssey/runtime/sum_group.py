@@ -22,8 +22,9 @@ from odyssey.runtime.connections import Connections
 
 
 class SumGroup:
-    """The part of one rank in it. `name`: unlike any other's of the job; `is_on_device`: by NCCL. Something is under way from
-    its making until it is `connected`."""
+    """The part of one rank in it.
+    `name`: unlike any other's of the job; `is_on_device`: by NCCL. Something is under way from its making until it is
+    `connected`."""
 
     def __init__(self, name: str, over: SumOver, *, is_on_device: bool) -> None:
         self.name = name

@@ -1,5 +1,5 @@
-"""What this rank has added to the gradients of the step at hand: which samples, layer by layer, and the losses and metrics of
-these.
+"""What this rank has added to the gradients of the step at hand.
+It says which samples, layer by layer, and the losses and metrics of these.
 
 The sums themselves are the parameters' own `.grad`. An op that ends in an exception may have added to some of them: then none
 is worth anything.

@@ -19,7 +19,9 @@ Values = tuple[float, ...]
 
 
 class Transaction(NamedTuple, Generic[R]):
-    """A unit. `body(runner)`: run it, give what this rank adds to the final sum, Cut may interrupt it; ranks that give more
+    """A unit.
+
+    `body(runner)`: run it, give what this rank adds to the final sum, Cut may interrupt it; ranks that give more
     than N_VALUES give equally many. `conclude(sums)`: the result's values, the same on all ranks; `metrics(sums)`: its metrics.
     Sums of what nobody gives are 0.
     `take(runner, values)`: the local effect, which cannot be interrupted.
@@ -27,7 +29,8 @@ class Transaction(NamedTuple, Generic[R]):
     `began_s`: of time.monotonic, where what the unit ends began before it. `n_steps`: how many steps the script wants in all;
     None where it does not say.
     `receive`: None for a unit with a commit point. One that has none is final on a rank when its body is done, and who lacks it
-    after a loss has it handed on: `receive(groups, giver)` gets what `take` needs. Raises Cut."""
+    after a loss has it handed on: `receive(groups, giver)` gets what `take` needs. Raises Cut.
+    """
 
     kind: str
     body: Callable[[R], Sequence[float]]
