@@ -62,8 +62,9 @@ class Moment(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a file of this folder has. `answers`: the function for each moment that it has one for. `is_sharded`: it is for
-    models that are sharded, and no other is for these."""
+    """What a file of this folder has.
+    `answers`: the function for each moment that it has one for. `is_sharded`: it is for models that are sharded, and no
+    other is for these."""
 
     name: str
     summary: str

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Set
 from random import Random
 from typing import Protocol
 
-from launcher.cluster.led.leader_session import REDIAL_AT
+from launcher.cluster.led.leader_session import RECONNECT_AT
 from launcher.cluster.links.connect import Address
 from launcher.cluster.links.heart import N_BEATS
 from launcher.cluster.listener import Listener
@@ -66,7 +66,7 @@ class Agreement:
         self._loop = loop
         self._beat_s = detect_s / N_BEATS
         self._clock = OwnClock(loop, 2 * self._beat_s)
-        self._mesh = Mesh(listener, where, me, log, REDIAL_AT * detect_s, self._received)
+        self._mesh = Mesh(listener, where, me, log, RECONNECT_AT * detect_s, self._received)
         self._node = Node(me, Random(), 0.0, heartbeat_s=self._beat_s, election_s=detect_s)
         self._pending: deque[bytes] = deque()
         """Proposed while this agent did not lead: decided if it leads again."""

@@ -30,8 +30,9 @@ TURNS = 3
 
 
 class Alone(NamedTuple):
-    """When a pipeline by itself has computed, and for each stage and each of its layers when the gradients of it and of all
-    above are complete."""
+    """What a pipeline does by itself.
+    It says when it has computed, and for each stage and each of its layers when the gradients of it and of all above are
+    complete."""
 
     computed_s: float
     complete_s: Sequence[Sequence[float]]

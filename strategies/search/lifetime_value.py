@@ -57,8 +57,8 @@ class LifetimeValue(msgspec.Struct, frozen=True):
 
 
 class Steps:
-    """Seconds of a step in the best layout of so many ranks: as the search found it, else by closed form times what the search
-    found over it for the nearest number."""
+    """Seconds of a step in the best layout of so many ranks.
+    They are as the search found them, else by closed form times what the search found over it for the nearest number."""
 
     def __init__(self, situation: Situation) -> None:
         """`situation`: with as many ranks as will be asked for."""

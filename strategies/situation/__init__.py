@@ -50,9 +50,10 @@ class Protect(enum.StrEnum):
 
 
 class Aim(msgspec.Struct, frozen=True):
-    """What the best plan is. `survive`: any so many ranks may be lost, and every layer still has a holder; `survive_nodes`: any
-    so many nodes. None where nothing was asked for: then looking ahead keeps a second holder of every layer where it can.
-    `approximate`: how a plan may compute gradients approximately; None: no plan may.
+    """What the best plan is.
+    `survive`: any so many ranks may be lost, and every layer still has a holder; `survive_nodes`: any so many nodes. None
+    where nothing was asked for: then looking ahead keeps a second holder of every layer where it can. `approximate`: how a
+    plan may compute gradients approximately; None: no plan may.
     """
 
     objective: Objective = Objective.AHEAD
@@ -170,8 +171,8 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
 
 
 class Near:
-    """The holders of a layer on a host. Most hosts of a large job are alike: what the workers of one hold, one after the
-    other."""
+    """The holders of a layer on a host.
+    Most hosts of a large job are alike: what the workers of one hold, one after the other."""
 
     def __init__(self, situation: Situation) -> None:
         nothing: frozenset[int] = frozenset()
@@ -219,8 +220,9 @@ class NextLoss(msgspec.Struct, frozen=True):
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """What becomes of a plan when the `n_workers` that are on their way are taken in, `at_s` seconds after the change: a
-    transition of `pause_s`, and then steps of `step_s`; `n_holders`, `n_nodes` and `next_losses` as in AtNextLoss."""
+    """What becomes of a plan when the `n_workers` that are on their way are taken in.
+    That is `at_s` seconds after the change: a transition of `pause_s`, and then steps of `step_s`; `n_holders`, `n_nodes`
+    and `next_losses` as in AtNextLoss."""
 
     n_workers: int
     at_s: float
@@ -232,10 +234,10 @@ class Growth(msgspec.Struct, frozen=True):
 
 
 class AtNextLoss(msgspec.Struct, frozen=True):
-    """What a plan leaves for the next loss. `n_holders`: ranks that hold a layer, of the layer that has fewest; `n_nodes`: the
-    nodes that they are on. `next_losses`: their shares are 1 together; empty where nobody looks ahead. `cost_s`: seconds that
-    the next loss takes from training in the mean. `growth`: where workers are on their way that the plan has no work for.
-    `can_restart`: as in Situation.
+    """What a plan leaves for the next loss.
+    `n_holders`: ranks that hold a layer, of the layer that has fewest; `n_nodes`: the nodes that they are on. `next_losses`:
+    their shares are 1 together; empty where nobody looks ahead. `cost_s`: seconds that the next loss takes from training in
+    the mean. `growth`: where workers are on their way that the plan has no work for. `can_restart`: as in Situation.
     """
 
     n_holders: int

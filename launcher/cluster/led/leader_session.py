@@ -33,7 +33,7 @@ from launcher.host.loop import Loop, Timer
 from odyssey.codec import Malformed, Packed
 from odyssey.protocol.frames import packed
 
-HOLD_AT, REDIAL_AT = 0.8, 0.4
+HOLD_AT, RECONNECT_AT = 0.8, 0.4
 """So many times the time after which the leading agent takes a silent member for lost."""
 HOLD_DETECTS = 6
 """For how many of these times ranks are held for a leading agent of which nothing is known."""
@@ -44,7 +44,7 @@ def limits_text(detect_s: float) -> str:
     """All limits that follow from `--detect`, for people."""
     return (
         f"--detect {detect_s:g}s: agents give a sign of life every {detect_s / N_BEATS:g} s; a link is made anew after "
-        f"{REDIAL_AT * detect_s:g} s of silence, ranks stand still after {HOLD_AT * detect_s:g} s, an agent is lost after "
+        f"{RECONNECT_AT * detect_s:g} s of silence, ranks stand still after {HOLD_AT * detect_s:g} s, an agent is lost after "
         f"{detect_s:g} s; in place of one that led another is elected in {detect_s:g} to {2 * detect_s:g} s more; ranks that "
         f"nobody leads end after {HOLD_DETECTS * detect_s:g} s"
     )
@@ -134,7 +134,7 @@ class LeaderSession:
         if self._session.is_over:
             return
         silent_s = self._session.heard.really_silent_s  # of which it has to be known soon, however it counts
-        if silent_s > REDIAL_AT * self._detect_s:
+        if silent_s > RECONNECT_AT * self._detect_s:
             self._reconnect()
         if self._first is None and self._is_held != (silent_s > HOLD_AT * self._detect_s):
             self._is_held = not self._is_held
