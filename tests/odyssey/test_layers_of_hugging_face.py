@@ -21,7 +21,6 @@ from tests.jobs.train import make_optimizer
 
 __all__ = ["nothing_left"]
 transformers = pytest.importorskip("transformers", reason="`make soak` installs it")
-pytestmark = pytest.mark.soak
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
 ROTARY = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
@@ -49,6 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon": SIZES,
     "mamba": SIZES,
 }
+QUICK = ("llama", "gemma3_text", "mixtral", "gpt2", "bloom", "mamba")
+"""They differ most: rotary, factors on embeddings, experts, positions, biases by distance, no attention at all."""
 
 
 def made(family: str, **sizes: Any) -> nn.Module:
@@ -68,7 +69,7 @@ def gradients(output: Tensor, mask: Tensor, model: nn.Module) -> dict[str, Tenso
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*QUICK, *(pytest.param(family, marks=pytest.mark.soak) for family in FAMILIES)])
 def test_logits_and_gradients_are_those_of_the_model(family: str) -> None:
     model = made(family, **FAMILIES[family])
     ids = torch.arange(36).reshape(3, 12) * 5 % 61 + 1
@@ -93,6 +94,11 @@ def test_logits_and_gradients_are_those_of_the_model(family: str) -> None:
         assert found is None or gradient is None or torch.equal(found, gradient), name
 
 
+def test_the_page_says_how_many_families_there_are() -> None:
+    assert f"{len(FAMILIES)} families of Hugging Face's decoders" in (ROOT / "docs" / "status.md").read_text()
+
+
+@pytest.mark.soak
 def test_labels_in_the_input_make_the_models_own_loss_of_it() -> None:
     model = llama()
     ids = torch.arange(16).reshape(2, 8)
@@ -103,6 +109,7 @@ def test_labels_in_the_input_make_the_models_own_loss_of_it() -> None:
     assert torch.equal(value, model(**given).loss)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("is_reentrant", [False, True])
 def test_checkpointed_activations_give_the_same_gradients(is_reentrant: bool) -> None:
     model = llama().train()
@@ -131,6 +138,7 @@ UNLIKE = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("family", UNLIKE)
 def test_a_decoder_whose_embeddings_come_back_in_its_blocks_is_refused(family: str) -> None:
     more = {"num_kv_shared_layers": 0} if family == "gemma3n_text" else {}
@@ -166,6 +174,7 @@ def gpt2() -> nn.Module:
     return made("gpt2", **OLDER | {"vocab_size": 17}, **no_dropout).train()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("build", [llama, lambda: llama(tied=True), gpt2], ids=["llama", "tied", "gpt2"])
 def test_training_equals_a_plain_loop_on_the_whole_model(build: Any) -> None:
     job = odyssey.Job(lambda: odyssey.layers_of(build()), models.token_loss, make_optimizer, PaddedData(), **GIVEN)
@@ -175,6 +184,7 @@ def test_training_equals_a_plain_loop_on_the_whole_model(build: Any) -> None:
     assert_is_of_whole(job.state_dict()["model"], expected)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("nothing_left")
 def test_a_pipeline_that_loses_a_rank_trains_the_same(tmp_path: Path) -> None:
