@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.launchers import CLIENTS, ODYSSEY_RUN, OURS, TORCHRUN, Launcher, Run, Scene, scene
 
 __all__ = ["scene"]
@@ -45,6 +46,41 @@ def test_a_script_gives_the_same_losses(scene: Scene, client: str, needs: str, n
     )
     assert ours == theirs
     assert ours_too == theirs
+
+
+ACCELERATE = [
+    "--multi_gpu",
+    "--num_processes=2",
+    "--num_machines=1",
+    "--main_process_port=0",
+    "--dynamo_backend=no",
+    "--log_dir=log",
+]
+ON_CPUS = OFFLINE | {"ACCELERATE_USE_CPU": "true"}
+
+
+def test_a_script_of_accelerate_launch_gives_the_same_losses_with_what_its_options_become(scene: Scene) -> None:
+    """As docs/frameworks.md has it. Without them the losses are others, as bfloat16 is one of them."""
+    pytest.importorskip("accelerate")
+    script = str(CLIENTS / "accelerate_fit.py")
+    launch = [str(Path(sys.executable).parent / "accelerate"), "launch", *ACCELERATE, "--mixed_precision=bf16"]
+    theirs = said(scene.start_command([*launch, script], env=ON_CPUS), "accelerate launch")
+    printed = scene.start_command([*launch, "--no_python", "env"], env=ON_CPUS).succeed(PATIENCE_S).stdout
+    variables = dict(line.split("=", 1) for line in printed.splitlines() if line.startswith("ACCELERATE_"))
+    arguments = ["--nproc-per-node=2", script]
+    assert said(scene.start(ODYSSEY_RUN, *arguments, env=OFFLINE | variables), "with variables") == theirs
+    assert said(scene.start(ODYSSEY_RUN, *arguments, env=ON_CPUS), "without") != theirs
+
+
+def test_below_accelerate_launch_a_loss_is_not_ours(scene: Scene) -> None:
+    """As docs/frameworks.md has it: a rank is a launcher, of all processes."""
+    pytest.importorskip("accelerate")
+    below = ["--on-loss=continue", "--nproc-per-node=1", "-m", "accelerate.commands.launch", *ACCELERATE]
+    script = str(CLIENTS / "accelerate_evaluate.py")
+    said(scene.start(ODYSSEY_RUN, *below, script, env=ON_CPUS), "below")
+    lost = [str(ROOT / "tests" / "jobs" / "lost_at_step.py"), "1", "1", script]
+    run = scene.start(ODYSSEY_RUN, *below, *lost, env=ON_CPUS).fail(PATIENCE_S)
+    assert "rank 0 failed: torch.distributed.elastic.multiprocessing.errors.ChildFailedError" in run.stderr
 
 
 def test_several_jobs_at_once_give_what_each_gives_alone(scene: Scene) -> None:
