@@ -143,6 +143,19 @@ def test_a_leader_that_comes_back_stops_with_the_others(tmp_path: Path) -> None:
         assert seen[0][told].keys() == {step for step in expected()[told] if int(step) >= first}, told
 
 
+def test_the_loop_of_the_page_logs_every_step_over_a_lost_leader(tmp_path: Path) -> None:
+    """The step that it has written last is written again: no other rank knew."""
+    script = str(ROOT / "tests" / "jobs" / "log_of_page.py")
+    options = RunOptions(script, (str(tmp_path), "0", "5"), n_ranks_per_node=3, log_dir=tmp_path / "logs", capture_output=True)
+    ran = Ran(options)
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    first, *others = (path.read_text().splitlines() for path in sorted((tmp_path / "runs" / "first").iterdir()))
+    (then,) = others
+    assert [int(line.split()[2]) for line in first] == list(range(6))
+    assert [int(line.split()[2]) for line in then] == list(range(5, 12))
+    assert float(then[0].split()[1]) == pytest.approx(float(first[-1].split()[1]))
+
+
 def test_metrics_of_other_names_on_one_rank_end_the_job(tmp_path: Path) -> None:
     ran, seen = run(tmp_path, 3, "2:5:apart")
     (ended,) = ran.all(JobEnded)
