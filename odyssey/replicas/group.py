@@ -26,6 +26,7 @@ from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies
 from odyssey.replicas.optimizer_step import is_in_step
 from odyssey.replicas.replica import Replica
 from odyssey.replicas.second_thread import SecondThread, in_its_thread
+from odyssey.replicas.sharded import is_of_shards
 from odyssey.replicas.sized_objects import as_sized, is_of_objects, is_of_shapes
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.script_group import ScriptGroup
@@ -34,6 +35,7 @@ BACKEND = "odyssey"
 Tensors = list[torch.Tensor]
 _NOT_ASKED = "a hook in its backward sums without asking for the number of ranks, which it may have kept to divide by"
 _SHARED_OUT = "its optimizer has collectives of its own: each rank may have a part of its state"
+_SHARDED = "its model is sharded by FSDP: no other rank has what a lost one had of it"
 
 
 class ReplicaGroup(ScriptGroup):
@@ -298,6 +300,8 @@ class ReplicaGroup(ScriptGroup):
         """At whether memory carries what begins with these."""
         if is_in_step(sys._getframe(1)):
             self._replica.does_not_carry(_SHARED_OUT)
+        if is_of_shards(sys._getframe(1)):
+            self._replica.does_not_carry(_SHARDED)
         if (devices := {tensor.device.type for tensor in tensors} - {"cpu"}) and not self._replica.not_carried:
             self._replica.does_not_carry(f"its tensors are on {min(devices)}: there a backward reduces in a thread of its own")
 

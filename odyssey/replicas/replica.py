@@ -191,7 +191,7 @@ class Replica(NoNewcomers):
         if is_first:
             self.backward.begun_by = self.seen
         else:
-            self.not_carried = "it reduces again upon what it has reduced, within a backward"
+            self.not_carried = self.not_carried or "it reduces again upon what it has reduced, within a backward"
             if self.seen != self.backward.begun_by:  # by whose number it may divide this
                 self.cannot_go_on(self.not_carried)
         self.make("backward" if is_first else "collective", operations)
@@ -302,10 +302,10 @@ class Replica(NoNewcomers):
         gone = sorted(set(lost).intersection(self.seen))
         if not gone:
             return ""
-        if not self.has_ddp:
-            return "without DistributedDataParallel nothing tells that each rank has the whole model"
         if self.not_carried:
             return self.not_carried
+        if not self.has_ddp:
+            return "without DistributedDataParallel nothing tells that each rank has the whole model"
         for name, ranks in tuple(self.partial_groups.items()):
             if its := ranks.intersection(gone):
                 return f"rank {min(its)} was in its group {name!r} of {len(ranks)} ranks"

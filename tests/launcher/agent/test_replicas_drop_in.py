@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from launcher.joblog.events import Note, Restarting
+from launcher.options import OnLoss, RunOptions
 from tests.agent_runs import Ran, nothing_left
 from tests.launcher.agent.test_replicas import run_script
+from tests.launchers import CLIENTS
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
@@ -278,3 +280,34 @@ def test_a_loss_behind_collectives_of_another_thread_is_a_restart(tmp_path: Path
     ran = run(tmp_path, THREAD, "1", max_restarts=1)
     assert len(ran.all(Restarting)) == 1
     assert any("a thread beside the one that trains" in note.text for note in ran.all(Note))
+
+
+FSDP = (CLIENTS / "fsdp2.py").read_text()
+BACKWARD = "        loss.backward()\n"
+LOST = """
+        if (dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"], len(optimizer.state) > 0) == (1, "0", True):
+            os.kill(os.getpid(), 9)
+"""
+WITH_DDP = """
+        beside = beside or nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+        beside(torch.ones(1, 2)).sum().backward()
+"""
+
+
+def test_fsdp_trains_as_it_does_where_nobody_goes_on(tmp_path: Path) -> None:
+    script, found = str(CLIENTS / "fsdp2.py"), []
+    for on_loss in OnLoss.RESTART, OnLoss.CONTINUE:
+        ran = Ran(RunOptions(script, n_ranks_per_node=2, log_dir=tmp_path / on_loss, capture_output=True, on_loss=on_loss))
+        assert ran.code == 0, ran.text("stderr")
+        found.append(ran.text().splitlines())
+    assert len(found[0]) == 4 and found[1] == found[0]
+
+
+@pytest.mark.parametrize("also", ["", WITH_DDP], ids=["alone", "beside DDP"])
+def test_a_loss_with_shards_of_fsdp_is_a_restart(also: str, tmp_path: Path) -> None:
+    """Behind a backward, in the second step: the lost rank has shards that were trained, and that nobody else has."""
+    assert BACKWARD in FSDP
+    text = FSDP.replace(BACKWARD, BACKWARD + also + LOST).replace("def main():", "def main(beside=None):")
+    ran = run_script(tmp_path, f"import os\n{text}", n_ranks=3, max_restarts=1)
+    assert len(ran.all(Restarting)) == 1
+    assert any("its model is sharded by FSDP" in note.text for note in ran.all(Note))
