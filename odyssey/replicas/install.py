@@ -51,6 +51,7 @@ def install() -> None:
     distributed.destroy_process_group = c10d.destroy_process_group  # type: ignore[attr-defined]
     made.watch_ddp()
     made.watch_saves()
+    made.watch_rpc()
 
 
 def _leave_out_of_graphs() -> None:
@@ -82,6 +83,8 @@ class _Made:
         self._thread = 0
         """In which the script made its first group."""
         self._n_at_first = int(os.environ.get("WORLD_SIZE", "0"))
+        self._not_carried = ""
+        """What the script does beside its groups that a loss cannot be gone on from."""
 
     def make(self, store: Any, rank: int, size: int, timeout: Any) -> Any:
         """Torch asks for a group of all ranks."""
@@ -107,6 +110,7 @@ class _Made:
                 _wait_for_several()
             self._thread = threading.get_ident()
             self._replica = Replica(self._connection, self._n_at_first, self._renumber, self._before)
+            self._replica.not_carried = self._not_carried
             self._replica.session.start()
             atexit.register(self._replica.session.finish)
         return self._replica
@@ -224,3 +228,20 @@ class _Made:
                 self._replica.has_saved = True
 
         torch.save = saved
+
+    def watch_rpc(self) -> None:
+        """What ranks ask of each other by their names nobody begins anew."""
+        from torch.distributed import rpc
+
+        if not rpc.is_available():
+            return
+        init = rpc.init_rpc
+
+        @functools.wraps(init)
+        def init_rpc(*arguments: Any, **named: Any) -> None:
+            self._not_carried = "its ranks call each other by torch.distributed.rpc"
+            if self._replica is not None:
+                self._replica.does_not_carry(self._not_carried)
+            init(*arguments, **named)  # type: ignore[no-untyped-call]
+
+        rpc.init_rpc = init_rpc

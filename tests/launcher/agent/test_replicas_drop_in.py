@@ -240,6 +240,28 @@ elif rank == 2:
     dist.send_object_list(["an object"], 0)
 """
 
+RPC = """
+import operator
+import torch.distributed.rpc as rpc
+
+def begin():
+    rpc.init_rpc(f"rank-{rank}", rank=rank, world_size=n)
+
+if sys.argv[1] == "before":
+    del replica
+    dist.destroy_process_group()
+    begin()
+    dist.init_process_group("gloo")
+    replica = DistributedDataParallel(net)
+else:
+    begin()
+assert rpc.rpc_sync(f"rank-{(rank + 1) % n}", operator.add, (rank, 1)) == rank + 1
+step()
+lose(1)
+step()
+rpc.shutdown()
+"""
+
 FORK = """
 step()
 if rank == 1:
@@ -280,6 +302,14 @@ def test_a_loss_behind_collectives_of_another_thread_is_a_restart(tmp_path: Path
     ran = run(tmp_path, THREAD, "1", max_restarts=1)
     assert len(ran.all(Restarting)) == 1
     assert any("a thread beside the one that trains" in note.text for note in ran.all(Note))
+
+
+@pytest.mark.parametrize("when", ["before", pytest.param("behind", marks=pytest.mark.soak)])
+def test_a_loss_where_ranks_call_each_other_is_a_restart(when: str, tmp_path: Path) -> None:
+    """Before their groups are made, or behind that."""
+    ran = run(tmp_path, RPC, when, max_restarts=1)
+    assert len(ran.all(Restarting)) == 1
+    assert any("by torch.distributed.rpc" in note.text for note in ran.all(Note))
 
 
 FSDP = (CLIENTS / "fsdp2.py").read_text()
