@@ -184,6 +184,7 @@ class _Made:
 
     def watch_ddp(self) -> None:
         """What DDP holds equal is compared after a loss."""
+        import torch.distributed.distributed_c10d as c10d
         from torch.distributed.algorithms.join import Join
         from torch.nn.parallel import DistributedDataParallel
 
@@ -196,6 +197,8 @@ class _Made:
             init(ddp, *arguments, **named)
             if self._replica is not None:
                 self._replica.modules.add(ddp)
+                if ddp.process_group not in c10d._world.pg_map:  # torch has not made it, and so nothing of it comes to us
+                    self._replica.does_not_carry("its DDP reduces in a process group that the script has made by itself")
 
         @functools.wraps(set_static)
         def _set_static_graph(ddp: Any) -> None:

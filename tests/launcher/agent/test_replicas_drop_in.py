@@ -262,6 +262,20 @@ step()
 rpc.shutdown()
 """
 
+OWN_GROUP = """
+kind = dist.ProcessGroup.BackendType.GLOO
+store = dist.PrefixStore("own", dist.distributed_c10d._get_default_store())
+own = dist.ProcessGroup(store, rank, n)
+own._set_default_backend(kind)
+own._register_backend(torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, n, timedelta(seconds=120)))
+replica = DistributedDataParallel(net, process_group=own)
+step()
+dist.barrier()
+lose(1)
+dist.barrier()
+step()
+"""
+
 FORK = """
 step()
 if rank == 1:
@@ -310,6 +324,13 @@ def test_a_loss_where_ranks_call_each_other_is_a_restart(when: str, tmp_path: Pa
     ran = run(tmp_path, RPC, when, max_restarts=1)
     assert len(ran.all(Restarting)) == 1
     assert any("by torch.distributed.rpc" in note.text for note in ran.all(Note))
+
+
+def test_a_loss_where_ddp_has_a_group_of_the_scripts_own_is_a_restart(tmp_path: Path) -> None:
+    """Its reductions do not come to us."""
+    ran = run(tmp_path, OWN_GROUP, max_restarts=1)
+    assert len(ran.all(Restarting)) == 1
+    assert any("the script has made by itself" in note.text for note in ran.all(Note))
 
 
 FSDP = (CLIENTS / "fsdp2.py").read_text()

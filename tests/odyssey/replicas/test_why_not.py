@@ -120,16 +120,17 @@ def test_groups_are_not_built_for_a_script_that_cannot_go_on(link: Link, replica
     assert link.reports == [CannotGoOn(Rank(0), replica.not_carried)]
 
 
-def making(replica: Known, members: list[int], link: Link) -> list[Any]:
-    """What is known when torch begins to make a group of these."""
+def making(replica: Known, members: list[int], link: Link, backend: str = "gloo") -> list[Any]:
+    """What is known when torch begins to make a group of these, of some or by another backend."""
     made, known = _Made(link), list[Any]()
     made._replica = replica
 
-    def helper(*arguments: Any, **named: Any) -> tuple[Any, Any]:
-        known.append(dict(replica.partial_groups))
+    def helper(size: int, rank: int, ranks: list[int], its_backend: str, *others: Any, **named: Any) -> tuple[Any, Any]:
+        assert its_backend == backend
+        known.append(dict(replica.partial_groups) or replica.not_carried)
         return SimpleNamespace(), None
 
-    made.around(helper)(len(members), 0, members, "gloo", None, "some")
+    made.around(helper)(len(members), 0, members, backend, None, "some")
     return known
 
 
@@ -144,6 +145,13 @@ def test_no_group_is_made_with_a_rank_that_is_lost(link: Link, replica: Known) -
     with pytest.raises(Given):
         making(replica, [1, 2], link)
     assert link.reports == [CannotGoOn(Rank(0), "rank 2 was in its group 'some' of 2 ranks")]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "mine", "cpu:gloo,cuda:mine"])
+def test_a_group_by_another_backend_stays_torchs_and_is_told_by_name(backend: str, link: Link, replica: Known) -> None:
+    """A user's own backend, too, and one beside Gloo."""
+    assert making(replica, [0, 1, 2, 3], link, backend) == [f"its group is by {backend}"]
+    assert replica.why_not(ranks(2)) == f"its group is by {backend}"
 
 
 class Wrapped(nn.Module):
