@@ -276,6 +276,35 @@ dist.barrier()
 step()
 """
 
+PASSES = """
+store, what, tensor = dist.distributed_c10d._get_default_store(), sys.argv[1], torch.ones(1)
+step()
+if rank == 1:
+    work = dist.irecv(tensor, 2) if what == "recv" else dist.isend(tensor, 2)
+    store.set("waits", "")
+    work.wait()
+elif rank == 2:
+    store.wait(["waits"])
+    lose(2)
+    dist.send(tensor, 1) if what == "recv" else dist.recv(tensor, 1)
+step()
+"""
+
+FOR_GPUS = """
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+normed = nn.Sequential(nn.Linear(4, 8), nn.SyncBatchNorm(8), nn.Linear(8, 1))
+assert refused(DistributedDataParallel, normed) == "SyncBatchNorm layers only work with GPU modules"
+assert "CUDA" in refused(replica.register_comm_hook, None, default_hooks.bf16_compress_hook)
+step()
+"""
+
 FORK = """
 step()
 if rank == 1:
@@ -301,6 +330,7 @@ def run(tmp_path: Path, body: str, *arguments: str, max_restarts: int = 0) -> Ra
         pytest.param(PAIRS, id="pairs"),
         pytest.param(FORK, id="a fork ends as programs do"),
         pytest.param(AGAIN, id="again"),
+        pytest.param(FOR_GPUS, id="what torch has for GPUs only"),
     ],
 )
 def test_whatever_torch_offers_is_there(body: str, tmp_path: Path) -> None:
@@ -331,6 +361,13 @@ def test_a_loss_where_ddp_has_a_group_of_the_scripts_own_is_a_restart(tmp_path: 
     ran = run(tmp_path, OWN_GROUP, max_restarts=1)
     assert len(ran.all(Restarting)) == 1
     assert any("the script has made by itself" in note.text for note in ran.all(Note))
+
+
+@pytest.mark.parametrize("what", ["recv", pytest.param("send", marks=pytest.mark.soak)])
+def test_who_exchanges_with_a_lost_rank_has_all_start_again(what: str, tmp_path: Path) -> None:
+    ran = run(tmp_path, PASSES, what, max_restarts=1)
+    assert len(ran.all(Restarting)) == 1
+    assert any(f"a {what} met the loss" in note.text for note in ran.all(Note))
 
 
 FSDP = (CLIENTS / "fsdp2.py").read_text()
