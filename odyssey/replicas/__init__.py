@@ -8,7 +8,7 @@ Sums need no commit point for that, as a rank that has them hands them on to tho
 install.py    takes the place of torch's own groups; what is not ours to carry stays torch's, and makes a loss a restart
 group.py      the group that the script sees: its calls as operations; its size and numbers as they are behind each unit
 operation.py  a collective that can be begun anew, and what becomes of it
-sized_objects.py  gathers of objects, which are to be of the ranks whose sizes are known
+sized_objects.py  objects in several collectives: gathers of them are to be of the ranks whose sizes are known
 backward.py   those that a backward starts, which become final together
 optimizer_step.py  whether an optimizer shares out among ranks what it has
 sharded.py    whether FSDP has shared out the model

@@ -27,7 +27,7 @@ from odyssey.replicas.optimizer_step import is_in_step
 from odyssey.replicas.replica import Replica
 from odyssey.replicas.second_thread import SecondThread, in_its_thread
 from odyssey.replicas.sharded import is_of_shards
-from odyssey.replicas.sized_objects import as_sized, is_of_objects, is_of_shapes
+from odyssey.replicas.sized_objects import as_sized, is_of_objects, is_of_scattered_objects, is_of_shapes
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.script_group import ScriptGroup
 
@@ -203,7 +203,7 @@ class ReplicaGroup(ScriptGroup):
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
         """From the root."""
-        places = self._places(inputs)
+        places = self._places(inputs, just_now=is_of_scattered_objects())
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             own, its = copies(outputs), self._options(dist.ScatterOptions(), opts, peers)

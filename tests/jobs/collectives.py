@@ -102,6 +102,18 @@ def scatter(n: int) -> torch.Tensor:
     return tensor
 
 
+def broadcast_object_list(n: int) -> torch.Tensor:
+    objects = [own(ME) if dist.get_rank() == 0 else None, "more"]
+    dist.broadcast_object_list(objects, src=0)
+    return objects[0]
+
+
+def scatter_object_list(n: int) -> torch.Tensor:
+    found: list[Any] = [None]
+    dist.scatter_object_list(found, [own(place) for place in range(n)] if dist.get_rank() == 0 else None, src=0)
+    return found[0]
+
+
 def barrier(n: int) -> None:
     dist.barrier()
 
@@ -142,6 +154,8 @@ COLLECTIVES: dict[str, tuple[Callable[[int], torch.Tensor | None], Callable[[Ran
     "all_gather_into_tensor": (all_gather_into_tensor, gathered),
     "gather": (gather, gathered),
     "scatter": (scatter, scattered),
+    "broadcast_object_list": (broadcast_object_list, first),
+    "scatter_object_list": (scatter_object_list, scattered),
     "barrier": (barrier, None),
 }
 
