@@ -3,10 +3,11 @@
     ddp.py FOLDER VARIANT [RANK:STEP:POINT ...]
 
 Each rank writes what it has seen of every step into FOLDER/RANK.jsonl, and its model into FOLDER/RANK.pt at the end. At its
-points a rank ends itself: before its forward, in its backward, behind it, within and behind the optimizer's step, before a
-metric is reduced; when it has the sums of its backward, before DDP has them and right behind that; as it hands them on, or has
-got the first of those that are handed on to it; as it comes to the first commit point of the step, if there is one, and
-right behind that. At `misses_sums` and `misses_commit` it lives, and does not get its sums, or the result of its commit point.
+points a rank ends itself: before its forward and within it, in its backward, behind it, within the optimizer's step, when it
+has stepped half of the parameters, and behind that, before a metric is reduced; when it has the sums of its backward, before
+DDP has them and right behind that; as it hands them on, or has got the first of those that are handed on to it; as it comes to
+the first commit point of the step, if there is one, and right behind that. At `stands_` and a point it stops itself. At
+`misses_sums` and `misses_commit` it lives, and does not get its sums, or the result of its commit point.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,6 @@ def model(variant: str) -> Net:
 class Owners(torch.optim.SGD):
     """Each rank steps the parameters that it owns, with a momentum that only it has, and then all gather them."""
 
-    here: Callable[[str], None] = staticmethod(lambda point: None)
-
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         world, rank = dist.get_world_size(), dist.get_rank()
@@ -95,7 +93,6 @@ class Owners(torch.optim.SGD):
             if number % world != rank:
                 parameter.grad = None
         super().step()
-        self.here("in_step")
         most = max(parameter.numel() for parameter in parameters)
         for first in range(0, len(parameters), world):
             together = parameters[first : first + world]
@@ -113,7 +110,9 @@ def optimizer(net: nn.Module, variant: str = "") -> torch.optim.Optimizer:
         return Owners(net.parameters(), lr=0.02, momentum=0.5)
     if variant == "zero":
         return ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.02, momentum=0.5)
-    return torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.5)
+    parameters = list(net.parameters())
+    halves = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
+    return torch.optim.SGD([{"params": half} for half in halves], lr=0.02, momentum=0.5)
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor, variant: str) -> torch.Tensor:
@@ -193,6 +192,8 @@ class Points:
     def here(self, point: str) -> None:
         if self._is_at(point):
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._is_at(f"stands_{point}"):
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def _is_at(self, point: str) -> bool:
         return (self.step, point) in self._at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -215,6 +216,16 @@ class Points:
         if self._is_at(what):
             self._at.remove((self.step, what))
             raise Cut("a connection ended")
+
+    def in_steps(self) -> None:
+        module: Any = sys.modules[torch.optim.SGD.__module__]
+        step_group = module.sgd
+
+        def stepped(*arguments: Any, **named: Any) -> None:
+            step_group(*arguments, **named)
+            self.here("in_step")
+
+        module.sgd = stepped
 
     def in_commits(self) -> None:
         from odyssey.runtime import session
@@ -274,15 +285,16 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     points = Points(rank, world, folder, texts)
     if texts:
+        points.in_steps()
         points.in_commits()
         points.in_sums()
     mine = sampler(rank, world)
     net = model(variant)
+    if any(text.endswith("in_forward") for text in texts):  # torch.compile would look into it
+        net.body.register_forward_hook(lambda *_: points.here("in_forward"))
     net.body[0].weight.register_hook(lambda gradient: points.here("in_backward"))
     ddp = wrapped(net, variant)
     steps = optimizer(ddp, variant)
-    if isinstance(steps, Owners):
-        steps.here = points.here
     scaler = torch.amp.GradScaler("cpu", 2.0**10, growth_interval=3, enabled=variant == "scaler")
     pair = Pair(variant)
     log = (folder / f"{rank}.jsonl").open("w", buffering=1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.joblog.events import GenerationStarted, JobEnded, Note, Restarting
+from launcher.joblog.events import CauseKind, GenerationStarted, JobEnded, Note, RankLost, Restarting
 from launcher.options import OnLoss, RunOptions
 from odyssey.protocol.reports import Committed, Paused
 from tests import ROOT
@@ -28,10 +28,12 @@ COLLECTIVES = (
 )
 POINTS = (
     "before_forward",
+    "in_forward",
     "in_backward",
     "at_sums",
     "after_sums",
     "after_backward",
+    "in_step",
     "after_step",
     "before_metric",
 )
@@ -93,7 +95,7 @@ def test_nothing_is_lost_and_nothing_changes(variant: str, tmp_path: Path) -> No
     assert len(ran.all(GenerationStarted)) == 1
 
 
-@pytest.mark.parametrize("point", quick(POINTS, "in_backward", "at_sums", "after_step"))
+@pytest.mark.parametrize("point", quick(POINTS, "in_forward", "in_backward", "at_sums", "in_step"))
 def test_survivors_go_on_wherever_a_rank_is_lost(point: str, tmp_path: Path) -> None:
     ran = run(tmp_path, "plain", f"2:3:{point}")
     assert_exact(ran, tmp_path, "plain", {2})
@@ -123,6 +125,12 @@ def test_a_lost_rank_of_a_group_of_some_is_a_restart(tmp_path: Path) -> None:
     ran = run(tmp_path, "groups", "1:3:in_backward", max_restarts=1)
     assert_exact(ran, tmp_path, "groups")
     assert any("rank 1 was in its group" in note.text for note in ran.all(Note))
+
+
+def test_a_rank_that_stands_still_is_lost(tmp_path: Path) -> None:
+    ran = run(tmp_path, "plain", "2:3:stands_in_backward")
+    assert_exact(ran, tmp_path, "plain", {2})
+    assert [lost.cause.kind for lost in ran.all(RankLost)] == [CauseKind.HANG]
 
 
 def test_two_are_lost_at_once(tmp_path: Path) -> None:
