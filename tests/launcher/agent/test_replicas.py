@@ -229,13 +229,13 @@ def test_an_optimizer_that_is_shared_out_is_a_restart(kill: str, tmp_path: Path)
 
 
 def run_saving(
-    tmp_path: Path, on_loss: OnLoss, n_steps: int = 40, max_restarts: int = 3, by: str = "path"
+    tmp_path: Path, on_loss: OnLoss, n_steps: int = 40, max_restarts: int = 3, by: str = "path", until: int = 15
 ) -> list[tuple[int, int]]:
-    """The steps that rank 0 has printed, with how many ranks made each: 4 until step 15, and a save every 20."""
+    """The steps that rank 0 has printed, with how many ranks made each: 4 before step `until`, and a save every 20."""
     ran = Ran(
         RunOptions(
             script=str(ROOT / "tests" / "jobs" / "ddp_saves.py"),
-            arguments=(str(tmp_path), str(n_steps), "20", "15", by),
+            arguments=(str(tmp_path), str(n_steps), "20", str(until), by),
             n_ranks_per_node=N_RANKS,
             log_dir=tmp_path / "logs",
             capture_output=True,
@@ -264,6 +264,14 @@ def test_auto_goes_on_and_brings_the_rank_back_when_the_script_has_saved(by: str
 def test_continue_goes_on_to_the_end(tmp_path: Path) -> None:
     steps = run_saving(tmp_path, OnLoss.CONTINUE)
     assert steps == [(step, 4 if step < 15 else 3) for step in range(40)]
+
+
+def test_a_rank_is_lost_while_the_first_saves(tmp_path: Path) -> None:
+    """The file is whole, and has the state that was to be saved."""
+    steps = run_saving(tmp_path, OnLoss.CONTINUE, n_steps=30, by="slowly", until=20)
+    assert steps == [(step, 4 if step < 20 else 3) for step in range(30)]
+    assert torch.load(tmp_path / "state.pt")["step"] == 20
+    assert not (tmp_path / "state.new").exists()
 
 
 def test_auto_without_a_restart_goes_on_to_the_end(tmp_path: Path) -> None:
