@@ -61,7 +61,7 @@ class _NoClock(Clock):
 class Waits(Computation):
     """Takes the time of every op, and computes nothing."""
 
-    _try: Attempt  # since a step began
+    _attempt: Attempt  # since a step began
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Waits(Computation):
         """When the gradients of a bucket were complete here in this step, by time.monotonic."""
 
     def begin(self, attempt: Attempt) -> None:
-        self._try = attempt
+        self._attempt = attempt
         if attempt.program is not self._program:
             costs, self._program = self._costs, attempt.program
             self._starts = starts(attempt.plan, self.worker, attempt.program, costs.gradient_bytes, costs.profile.tie_bytes)
@@ -133,7 +133,7 @@ class Waits(Computation):
 
     def leaving(self, op: Send, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         profile, k = self._costs.profile, op.micro_batch
-        plan = self._try.plan
+        plan = self._attempt.plan
         layers = plan.layer_range(k, op.stage)
         boundary = profile.layers[layers.stop - 1 if op.kind == "F" else layers.first - 1]
         size_bytes = boundary.output_bytes * plan.samples.n_of(k) / profile.micro_batch
@@ -149,14 +149,14 @@ class Waits(Computation):
             workers, times = self.plan.workers, [self._complete_s.get(bucket, 0.0) for bucket in self._buckets]
             complete = torch.zeros(len(workers), len(times), dtype=torch.float64)
             complete[workers.index(self.worker)] = torch.tensor(times, dtype=torch.float64)
-            self._exchanged = complete, self._try.groups.all_reduce(complete)
+            self._exchanged = complete, self._attempt.groups.all_reduce(complete)
 
     def reduced(self) -> None:
         if self._buckets:
             self._exchange()
             assert self._exchanged is not None, "all ops have run"
             complete, work = self._exchanged
-            self._try.groups.waiter.wait(work.wait)
+            self._attempt.groups.waiter.wait(work.wait)
             ready = zip(complete.max(dim=0).values.tolist(), self._buckets, strict=True)
             done = queue(self.plan, self._costs, ready)
             self._device.wait(max((one.end_s for one in done if one.bucket in self._complete_s), default=0.0))
