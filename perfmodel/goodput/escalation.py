@@ -1,5 +1,6 @@
-"""When to act on a loss that lasts for nobody knows how long: ski rental (Karlin et al., Competitive snoopy caching,
-Algorithmica 3, 1988), as Greyhound has it for slow ranks (FALCON, arXiv 2410.12588).
+"""When to act on a loss that lasts for nobody knows how long: ski rental.
+It is that of Karlin et al. (Competitive snoopy caching, Algorithmica 3, 1988), as Greyhound has it for slow ranks (FALCON,
+arXiv 2410.12588).
 
 A slow rank costs a little of every second, a remedy costs its transition at once. A job that waits until as much is lost as the
 remedy costs pays at most twice what would have been best, however long it lasts; a rule that knows no end and draws no lots

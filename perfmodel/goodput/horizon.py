@@ -28,8 +28,9 @@ _MOST_EXPONENT = 700.0
 
 
 class Stay(NamedTuple):
-    """In one layout: `pause_s` until the job trains, less than 0 where more is kept than a change takes; of the losses that
-    strike, the part `hit` ends it."""
+    """A stay in one layout.
+    `pause_s`: until the job trains, less than 0 where more is kept than a change takes; of the losses that strike, the part
+    `hit` ends it."""
 
     pause_s: float
     hit: float

@@ -106,8 +106,8 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model on a cluster. `model` and `cluster`: names of files in `configs/`, or paths. `precision`, `checkpointing`: in
-    place of the model's."""
+    """A model on a cluster.
+    `model` and `cluster`: names of files in `configs/`, or paths. `precision`, `checkpointing`: in place of the model's."""
 
     model: str
     cluster: str

@@ -26,8 +26,9 @@ Few = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
 
 
 class LayerProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Costs of one layer. `activation_bytes`: kept from F to B of a micro-batch; `output_bytes`: passed on; `approximate`: of
-    its approximate backward, or why it has none; empty where nobody has asked."""
+    """Costs of one layer.
+    `activation_bytes`: kept from F to B of a micro-batch; `output_bytes`: passed on; `approximate`: of its approximate
+    backward, or why it has none; empty where nobody has asked."""
 
     name: str
     digest: str
@@ -76,12 +77,13 @@ ANY_WAY = tuple(AllReduce)
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the workers run. `cores`: processors of a host that its ranks share; None where each rank computes on a device
-    of its own. `memory_bytes`: what one worker may take. `interface_bandwidth`: bytes per second, each way, that all ranks of a
-    host share to other hosts; None where each has an interface of its own. `all_reduce`: the ways that its library has, of
-    which it takes the quickest: Gloo the ring alone, NCCL all. `beside_reduction`: what a computation takes while its rank
-    reduces gradients, over what it takes else; `crowding`: the processor time of a computation while all cores of its host
-    compute, over that while no other one does. Both are 1 in cluster files, where nobody has measured them."""
+    """Where the workers run.
+    `cores`: processors of a host that its ranks share; None where each rank computes on a device of its own. `memory_bytes`:
+    what one worker may take. `interface_bandwidth`: bytes per second, each way, that all ranks of a host share to other
+    hosts; None where each has an interface of its own. `all_reduce`: the ways that its library has, of which it takes the
+    quickest: Gloo the ring alone, NCCL all. `beside_reduction`: what a computation takes while its rank reduces gradients,
+    over what it takes else; `crowding`: the processor time of a computation while all cores of its host compute, over that
+    while no other one does. Both are 1 in cluster files, where nobody has measured them."""
 
     ranks_per_node: Few
     nodes_per_host: Few
@@ -142,8 +144,9 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far off prices of this job's own plans were, predicted / measured - 1 each, the newest last: step times of plans
-    that ran, and the parts of transitions that are a plan's own. What they are for says perfmodel/profile/spread.py."""
+    """How far off prices of this job's own plans were, predicted / measured - 1 each, the newest last.
+    They are step times of plans that ran, and the parts of transitions that are a plan's own. What they are for says
+    perfmodel/profile/spread.py."""
 
     steps: tuple[float, ...] = ()
     transitions: tuple[float, ...] = ()

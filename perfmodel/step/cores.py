@@ -16,8 +16,9 @@ from perfmodel.profile.profile import Cluster
 
 
 class Cores:
-    """Those of one host, and the computations active on them, by number. `rates`: how fast each of n is; `lasted_s`: for how
-    long there were n. `version` outdates ends that were foretold before something changed."""
+    """The cores of one host, and the computations active on them, by number.
+    `rates`: how fast each of n is; `lasted_s`: for how long there were n. `version` outdates ends that were foretold before
+    something changed."""
 
     def __init__(self, cluster: Cluster, n_most: int) -> None:
         self.cluster = cluster

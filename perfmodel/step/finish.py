@@ -14,8 +14,9 @@ from perfmodel.step.reducing import Reduced, queue, ready
 
 @dataclass(frozen=True)
 class End:
-    """Where all workers meet: each group's first bucket, its start, and when the last one is reduced; when the commit point is
-    passed, and each worker's optimizer done."""
+    """Where all workers meet.
+    It has each group's first bucket, its start, and when the last one is reduced; when the commit point is passed, and each
+    worker's optimizer done."""
 
     reduced: Mapping[int, Reduced]
     committed_s: float

@@ -33,7 +33,8 @@ class Span(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Timeline:
-    """`step_s`, and the times of each op of one worker of each kind; `twin` says whose times hold for a worker. `crowded`: what
+    """The times of a step.
+    `step_s`, and the times of each op of one worker of each kind; `twin` says whose times hold for a worker. `crowded`: what
     the ops took of processors over what they would have taken alone on their hosts."""
 
     step_s: float
