@@ -1,5 +1,6 @@
-"""The commands of `odyssey`. What a command does lies in a file of its own, what the larger ones are asked in
-command_line/typed_requests.py. The command lines of `run`, `profile` and `check` are read by command_line/request.py.
+"""The commands of `odyssey`.
+What a command does lies in a file of its own, what the larger ones are asked in command_line/typed_requests.py. The command
+lines of `run`, `profile` and `check` are read by command_line/request.py.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one host has found. `clock`: None for the first host, and where that could not be asked. `group_problem`: why the
-    hosts could not reduce a number together by Gloo; empty if they could, or some do not reach each other anyway."""
+    """What one host has found.
+    `clock`: None for the first host, and where that could not be asked. `group_problem`: why the hosts could not reduce a
+    number together by Gloo; empty if they could, or some do not reach each other anyway."""
 
     host: HostReport
     links: tuple[Link, ...] = ()

@@ -30,8 +30,9 @@ MIN_DETECT_S, MAX_DETECT_S = 0.5, 600.0
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What a command line asks for. `notes`: what the user should be told before the start. `step`: of SLURM, where what it
-    says is part of what is asked for. `answer`: where a check is to write what it has found, for programs."""
+    """What a command line asks for.
+    `notes`: what the user should be told before the start. `step`: of SLURM, where what it says is part of what is asked
+    for. `answer`: where a check is to write what it has found, for programs."""
 
     options: RunOptions
     wants_display: bool

@@ -27,9 +27,9 @@ from odyssey_cli.jobs.agents import Agents
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """The newest process of a rank. `node`: of its agent, or its failure domain; `state`: for people; `is_alive`: it runs, as
-    this host's /proc has it, or where another host has it the log. `is_here`: it is one of this host's. `agent`: the number of
-    the one that has it."""
+    """The newest process of a rank.
+    `node`: of its agent, or its failure domain; `state`: for people; `is_alive`: it runs, as this host's /proc has it, or
+    where another host has it the log. `is_here`: it is one of this host's. `agent`: the number of the one that has it."""
 
     rank: worker.Rank
     pid: int
@@ -44,9 +44,9 @@ class Rank(msgspec.Struct, frozen=True):
 
 @dataclass
 class FoundJob:
-    """One job, its log folded as it is read. `start`: the event with what was asked for, a JobStarted; None where not even that
-    can be read. `processes`: the newest of each rank; `is_job`: it has ranks with an odyssey.Job. `unknown`: the first of
-    `n_unknown` lines that cannot be read."""
+    """One job, its log folded as it is read.
+    `start`: the event with what was asked for, a JobStarted; None where not even that can be read. `processes`: the newest
+    of each rank; `is_job`: it has ranks with an odyssey.Job. `unknown`: the first of `n_unknown` lines that cannot be read."""
 
     folder: Path
     start: Event | None = None

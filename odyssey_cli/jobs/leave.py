@@ -1,5 +1,5 @@
-"""`odyssey leave`: gives notice of a rank, or of all that a host has, to the agent that leads the job: what they hold is moved
-away, and then they end."""
+"""`odyssey leave` gives notice of a rank, or of all that a host has, to the agent that leads the job.
+What they hold is moved away, and then they end."""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ N_LAST_EVENTS = 8
 
 
 class JobLine(msgspec.Struct, frozen=True):
-    """A job as `odyssey ps` has it. `agent`: pid, None if it does not run here; `role`: which of several it is, and who leads,
-    for people; empty where there can be only one. `n_restarts`: of all its ranks together, or of single ones in a Job. Seconds,
-    and seconds since the epoch."""
+    """A job as `odyssey ps` has it.
+    `agent`: pid, None if it does not run here; `role`: which of several it is, and who leads, for people; empty where there
+    can be only one. `n_restarts`: of all its ranks together, or of single ones in a Job. Seconds, and seconds since the
+    epoch."""
 
     job: str
     command: str
@@ -49,8 +50,9 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """A job as `odyssey status` has it. `reason`, `help`: why it ended; empty while it runs. `n_done_steps`: those of this
-    job, without what it has resumed from; `n_approximate_steps`: those of them with approximate gradients."""
+    """A job as `odyssey status` has it.
+    `reason`, `help`: why it ended; empty while it runs. `n_done_steps`: those of this job, without what it has resumed from;
+    `n_approximate_steps`: those of them with approximate gradients."""
 
     line: JobLine
     folder: str

@@ -1,5 +1,5 @@
-"""`odyssey stop`: ends a job by a signal to its agent, and to no other process that has come to have its number. Where there
-may be several agents, to each of which a signal is a notice, it asks the one that leads."""
+"""`odyssey stop` ends a job by a signal to its agent, and to no other process that has come to have its number.
+Where there may be several agents, to each of which a signal is a notice, it asks the one that leads."""
 
 from __future__ import annotations
 

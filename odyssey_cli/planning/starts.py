@@ -50,8 +50,9 @@ class Layouts(msgspec.Struct, frozen=True):
 
 
 class Spare(msgspec.Struct, frozen=True):
-    """`n_ranks` in all, `n_idle` of which stand by. `start`: what comes of that, None where the others have no layout;
-    `training`: what would if all of them trained."""
+    """A start with some ranks that stand by.
+    There are `n_ranks` in all, `n_idle` of which stand by. `start`: what comes of that, None where the others have no
+    layout; `training`: what would if all of them trained."""
 
     n_ranks: int
     n_idle: int

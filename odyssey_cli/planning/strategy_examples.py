@@ -169,8 +169,9 @@ EXAMPLES: Mapping[str, Example] = MappingProxyType(
 
 
 class WorkedOut(msgspec.Struct, frozen=True):
-    """An example, searched. `before`: the plan that is hit; None at the start. `now`: the situation that strategies are asked
-    in, `table` their answers, best first. `bare`: what the job would start with if it had to survive nothing."""
+    """An example, searched.
+    `before`: the plan that is hit; None at the start. `now`: the situation that strategies are asked in, `table` their
+    answers, best first. `bare`: what the job would start with if it had to survive nothing."""
 
     example: Example
     found: source.Source

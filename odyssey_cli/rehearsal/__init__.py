@@ -1,5 +1,6 @@
-"""A cluster that is not there, rehearsed: the launcher, the ranks, their groups and messages are real, and only arithmetic and
-links are replaced by the time that they would take.
+"""A cluster that is not there, rehearsed.
+The launcher, the ranks, their groups and messages are real, and only arithmetic and links are replaced by the time that they
+would take.
 
 rehearse.py   the command: one job for each strategy, and the table at its end; failures.py: what is lost, and when
 rank.py       the script that the ranks run

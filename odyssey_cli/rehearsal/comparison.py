@@ -33,8 +33,9 @@ PARTS = ("detect", "pause", "search", "spawn", "groups", "moves", "warm_up", "re
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A plan that has run. Seconds of the cluster; `step_s`: None if fewer than two steps were made. `transition`: part ->
-    seconds, as far as they are known; empty for the first generation."""
+    """A plan that has run.
+    Seconds of the cluster; `step_s`: None if fewer than two steps were made. `transition`: part -> seconds, as far as they
+    are known; empty for the first generation."""
 
     number: int
     strategy: str
@@ -127,8 +128,9 @@ def _generation(
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
-    """One job of a rehearsal. `asked`: `auto`, or the strategy that was forced. `not_taken`: why a plan of another one ran,
-    where that had none. `disturbed`: by how much the machine kept ranks waiting; empty where it did not."""
+    """One job of a rehearsal.
+    `asked`: `auto`, or the strategy that was forced. `not_taken`: why a plan of another one ran, where that had none.
+    `disturbed`: by how much the machine kept ranks waiting; empty where it did not."""
 
     asked: str
     code: int

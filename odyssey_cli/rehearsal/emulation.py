@@ -174,8 +174,9 @@ class Waits(Computation):
 
 
 class Emulated(Backend):
-    """The devices and links of a profile's cluster. `interfaces`: None where every rank has one of its own. `began`: a file
-    that is there as soon as the job has a plan: what starts from then on takes what a start on the cluster does."""
+    """The devices and links of a profile's cluster.
+    `interfaces`: None where every rank has one of its own. `began`: a file that is there as soon as the job has a plan: what
+    starts from then on takes what a start on the cluster does."""
 
     def __init__(self, profile: Profile, device: Device, interfaces: Interfaces | None, began: Path) -> None:
         self.costs = Costs(profile)

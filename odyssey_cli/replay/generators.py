@@ -32,8 +32,9 @@ GROUP = 8
 
 
 class Failures(msgspec.Struct, frozen=True):
-    """What is drawn. `mtbf_s`: mean seconds between losses of the whole job, or between incidents where these take several
-    nodes; `repair_s`: mean seconds until a lost node is back; `transient`: share of losses that leave the node healthy."""
+    """What is drawn.
+    `mtbf_s`: mean seconds between losses of the whole job, or between incidents where these take several nodes; `repair_s`:
+    mean seconds until a lost node is back; `transient`: share of losses that leave the node healthy."""
 
     n_nodes: int
     length_s: float

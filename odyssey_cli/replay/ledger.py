@@ -48,8 +48,8 @@ class Cut(NamedTuple):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Seconds, which together are the whole trace. `useful_s`: what the kept steps would have taken all nodes without
-    failures; `slower_s`: what they took beyond that."""
+    """Seconds, which together are the whole trace.
+    `useful_s`: what the kept steps would have taken all nodes without failures; `slower_s`: what they took beyond that."""
 
     useful_s: float
     slower_s: float

@@ -16,7 +16,8 @@ _FIRST_MEAN_S = 24 * 3600.0
 
 
 class RestartCosts(msgspec.Struct, frozen=True):
-    """`save_s`: how long a checkpoint holds up training. `restart_s`: from the end of all ranks to the first step from a
+    """What checkpoints and restarts cost.
+    `save_s`: how long a checkpoint holds up training. `restart_s`: from the end of all ranks to the first step from a
     checkpoint; None: by the number of ranks. `every_s`: seconds of training between checkpoints; None: the best."""
 
     save_s: float = SAVE_S

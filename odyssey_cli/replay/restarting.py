@@ -1,5 +1,5 @@
-"""A trace against torchrun, elastic: where nodes are lost or come, all ranks end, and start again from the newest checkpoint on
-the nodes that are there.
+"""A trace against torchrun, elastic.
+Where nodes are lost or come, all ranks end, and start again from the newest checkpoint on the nodes that are there.
 
 They start in the best layout for these nodes, which is more than a usual script can do, and make checkpoints at the best
 interval for this trace, as if it were known.

@@ -70,8 +70,9 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class SimulatedJob:
-    """A job on some nodes, numbered from 0 in the job. `running_since_s`: None while no step is made; `drains`: the step that
-    is made is the last one of this plan; `why_ended`: empty while it lives; `plan`: the one that runs, or is about to.
+    """A job on some nodes, numbered from 0 in the job.
+    `running_since_s`: None while no step is made; `drains`: the step that is made is the last one of this plan; `why_ended`:
+    empty while it lives; `plan`: the one that runs, or is about to.
     """
 
     def __init__(self, setup: Setup, n_nodes: int, at_s: float, faults: dict[str, None], *, resumed: bool) -> None:
