@@ -14,7 +14,7 @@
     several    an optimizer for matrices, with a scheduler, and another for the rest
     compiled   the model is compiled in place
     unlike     as `average`, of models that ranks have built with other values
-    saved      saves behind step 3, and goes on from there when it is run again
+    saved      saves every SAVE_EVERY steps, ends in the midst of the first run, and goes on from there when it is run again
 
 Not among VARIANTS are those that evaluate the average behind each step:
 
@@ -54,6 +54,7 @@ from tests.streams import Stream
 N_STEPS = int(os.environ.get("RESILIENT_STEPS", "12"))
 PAUSE_S = float(os.environ.get("RESILIENT_PAUSE_S", "0"))
 """Behind each step, so that who is lost comes back before the end."""
+SAVE_EVERY = int(os.environ.get("RESILIENT_SAVE_EVERY", "4"))
 DEVICE = os.environ.get("RESILIENT_DEVICE", "cpu")
 GLOBAL_BATCH, MICRO_BATCH, SEED = 14, 4, 7
 VARIANTS = (
@@ -281,6 +282,7 @@ def main() -> None:
         resume=out / "checkpoints" if variant == "saved" else None,
     )
     now = run.next_step
+    ends_early = variant == "saved" and not (out / "ended-early").exists()
     losses, averaged = {}, {}
     for step in run.steps(N_STEPS):
         losses[step.index] = step.loss
@@ -293,10 +295,10 @@ def main() -> None:
         if held is not None and step.index == held[1]:
             with open(held[0], "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
-        if variant == "saved" and step.index == 3:
+        if variant == "saved" and step.index % SAVE_EVERY == SAVE_EVERY - 1:
             run.save(out / "checkpoints")
             run.once(lambda: print("saved", flush=True))
-        if variant == "saved" and step.index == 5 and not (out / "ended-early").exists():
+        if ends_early and step.index == N_STEPS // 2 - 1:
             run.once((out / "ended-early").touch)
             sys.exit(0)
         time.sleep(PAUSE_S)

@@ -3,7 +3,7 @@
 `ddp`: an unchanged script. All that live have one model, which is what a single process makes of the samples that were
 contributed (tests/replicas_reference.py). Where the rank that speaks for all is lost, all start again.
 `resilient`: a script's own model, and whoever is lost comes back. All have what a single process makes of all samples
-(tests/resilient_reference.py).
+(tests/resilient_reference.py). Of the variant `saved` there are two jobs, and the second goes on from what the first has saved.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from launcher.agent.start import run as run_agent
 from launcher.coordinator.decided_again import replay
@@ -54,6 +55,8 @@ VARIANTS = {
         "several/2",
         "batchnorm/2",
         "tokens/2+drawn stated",
+        "saved",
+        "saved/2",
     ),
 }
 POINTS = {
@@ -146,6 +149,7 @@ def _lacking_sums(rng: random.Random, n_ranks: int, victim: int, step: int) -> l
 def run(case: Case, folder: Path) -> Outcome:
     """In this process, whose main thread is the agent's."""
     os.environ |= {"DDP_EPOCHS": str(N_EPOCHS), "RESILIENT_STEPS": str(N_STEPS), "RESILIENT_PAUSE_S": "0.004"}
+    os.environ |= {"RESILIENT_SAVE_EVERY": "20"}
     out = folder / "out"
     out.mkdir(parents=True)
     outcome, processes, n_units, ended = Outcome(case), dict[int, int](), 0, list[JobEnded]()
@@ -183,20 +187,23 @@ def run(case: Case, folder: Path) -> Outcome:
         script=str(ROOT / "tests" / "jobs" / f"{case.kind}.py"),
         arguments=(str(out), case.variant, *case.points),
         n_ranks_per_node=case.n_ranks,
-        log_dir=folder / "logs",
         capture_output=True,
         on_loss=OnLoss.CONTINUE if case.kind == "ddp" else OnLoss.RESTART,
         max_restarts=8 if case.returns else 0,
         restart_backoff_s=0.0,
     )
     began = time.monotonic()
-    code = run_agent(options, watch, lambda rank, stream, data: None)
+    code, pairs = 0, list[tuple[object, object]]()
+    for logs in ("logs", "logs of the second")[: 2 if case.variant.startswith("saved") else 1]:
+        code = run_agent(replace(options, log_dir=folder / logs), watch, lambda rank, stream, data: None)
+        pairs += replay(next((folder / logs).iterdir()) / "events.jsonl")
+        if code != 0:
+            break
     outcome.seconds = time.monotonic() - began
     for timer in timers:
         timer.cancel()
-    pairs = replay(next((folder / "logs").iterdir()) / "events.jsonl")
     if code != 0:
-        outcome.why = f"exit code {code}: {ended[0].reason if ended else 'no end'}"
+        outcome.why = f"exit code {code}: {ended[-1].reason if ended else 'no end'}"
     elif any(logged != taken for logged, taken in pairs):
         outcome.why = "the log leads to other decisions"
     elif outcome.seconds > LIMIT_S:
