@@ -6,7 +6,7 @@ what dropout's generator is seeded with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,23 +45,42 @@ def train(
     clip_norm: float | None = None,
 ) -> list[float]:
     """Losses of all steps; the model is trained as it is."""
-    losses = []
-    for step in range(n_steps):
+
+    def parts(step: int) -> Iterator[tuple[Tensor, Any, float]]:
         ids = step_sample_ids(step, global_batch, len(data), 0)
-        optimizer.zero_grad()
-        total = 0.0
         for number, start in enumerate(range(0, global_batch, micro_batch)):
             chosen = ids[start : start + micro_batch]
             torch.manual_seed(layer_seed(0, step, number, 0))
-            mean = loss(collate([data[i] for i in chosen]))
-            (mean * len(chosen) / global_batch).backward()
-            total += mean.item() * len(chosen)
+            batch = collate([data[i] for i in chosen])
+            yield torch.get_rng_state(), batch, len(chosen) / global_batch
+
+    return train_on(map(parts, range(n_steps)), model, optimizer, loss, scheduler, clip_norm)
+
+
+def train_on(
+    steps: Iterable[Iterable[tuple[Tensor, Any, float]]],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Any], Tensor],
+    scheduler: Any = None,
+    clip_norm: float | None = None,
+) -> list[float]:
+    """Losses of these steps, each made of parts: what the generator's state is, the batch, and its share in the mean."""
+    losses = []
+    for parts in steps:
+        optimizer.zero_grad()
+        total = 0.0
+        for state, batch, share in parts:
+            torch.set_rng_state(state)
+            mean = loss(batch)
+            (mean * share).backward()
+            total += mean.item() * share
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        losses.append(total / global_batch)
+        losses.append(total)
     return losses
 
 

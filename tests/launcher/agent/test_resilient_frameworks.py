@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import random
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import default_collate
 
 from launcher.joblog.events import GenerationStarted, JobEnded, Note, RankLost, Restarting
 from launcher.options import OnLoss, RunOptions
@@ -49,65 +53,70 @@ def test_a_recipe_has_at_most_fifteen_new_lines_and_the_page_shows_them(recipe: 
 
 
 class Recipe:
-    """What plain torch makes of a recipe's model, and what the recipe has written at its end."""
+    """A recipe's model in plain torch, what it is trained with, and what the recipe has written at its end."""
+
+    n_steps: int
+    global_batch, micro_batch = 32, 8
+    clip_norm: float | None = None
+    scheduler: Any = None
+    collate: Callable[[list[Any]], Any] = staticmethod(default_collate)
 
     def __init__(self, name: str) -> None:
         self.module: Any = importlib.import_module(f"examples.frameworks.{name}")
         torch.manual_seed(0)
         getattr(self, name.removesuffix("_resilient"))()
 
+    def train(self) -> list[float]:
+        """Losses of all steps on all samples."""
+        given = {"n_steps": self.n_steps, "global_batch": self.global_batch, "micro_batch": self.micro_batch}
+        given |= {"scheduler": self.scheduler, "clip_norm": self.clip_norm, "collate": self.collate}
+        return plain_loop.train(self.model, self.optimizer, self.loss, self.data, **given)
+
+    def train_on(self, steps: Iterable[Iterable[tuple[Tensor, Any, float]]]) -> None:
+        plain_loop.train_on(steps, self.model, self.optimizer, self.loss, self.scheduler, self.clip_norm)
+
     def lightning(self) -> None:
-        self.model = self.module.Classifier()
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 48)
-
-        def loss(batch: list[Tensor]) -> Tensor:
-            return nn.functional.cross_entropy(self.model.net(batch[0]), batch[1])
-
-        given = {"n_steps": 48, "global_batch": 32, "micro_batch": 8, "scheduler": scheduler, "clip_norm": 1.0}
-        self.losses = plain_loop.train(self.model, optimizer, loss, self.module.make_data(), **given)
+        self.model, self.data = self.module.Classifier(), self.module.make_data()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1.0, 0.1, 48)
+        self.n_steps, self.clip_norm = 48, 1.0
+        self.loss = lambda batch: nn.functional.cross_entropy(self.model.net(batch[0]), batch[1])
         self.written = lambda: torch.load("module.pt")
 
     def accelerate(self) -> None:
-        self.model = self.module.build_model()
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 4, (45 - step) / 41))
+        self.model, self.data, self.collate = self.module.build_model(), self.module.Texts(480), self.module.pad
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.scheduler = LambdaLR(self.optimizer, lambda step: min(step / 4, (45 - step) / 41))
+        self.n_steps = 45
 
         def loss(batch: dict[str, Tensor]) -> Tensor:
             logits = self.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
             return nn.functional.cross_entropy(logits, batch["labels"])
 
-        given = {"n_steps": 45, "global_batch": 32, "micro_batch": 8, "scheduler": scheduler, "collate": self.module.pad}
-        self.losses = plain_loop.train(self.model, optimizer, loss, self.module.Texts(480), **given)
-        self.validation = plain_loop.validation_loss(
-            self.model, loss, self.module.Texts(96, first=1_000_000), 8, self.module.pad
-        )
+        self.loss = loss
+        self.unseen = self.module.Texts(96, first=1_000_000)
         self.written = lambda: torch.load("model.pt")
 
     def transformers(self) -> None:
         from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling
 
-        self.model = self.module.build_model()
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.0)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 4, (40 - step) / 36))
+        self.model, self.data = self.module.build_model(), self.module.make_data()
+        self.collate = DataCollatorForLanguageModeling(self.module.tokenizer, mlm=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.0)
+        self.scheduler = LambdaLR(self.optimizer, lambda step: min(step / 4, (40 - step) / 36))
+        self.n_steps, self.global_batch, self.micro_batch, self.clip_norm = 40, 16, 4, 1.0
 
         def loss(batch: Any) -> Tensor:
             return causal_loss(self.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits, batch["labels"])
 
-        collate = DataCollatorForLanguageModeling(self.module.tokenizer, mlm=False)
-        given = {"n_steps": 40, "global_batch": 16, "micro_batch": 4, "scheduler": scheduler, "clip_norm": 1.0}
-        self.losses = plain_loop.train(self.model, optimizer, loss, self.module.make_data(), collate=collate, **given)
+        self.loss = loss
         self.written = lambda: AutoModelForCausalLM.from_pretrained("model").state_dict()
 
     def own(self) -> None:
-        self.model = self.module.build_model()
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.5)
-
-        def loss(batch: list[Tensor]) -> Tensor:
-            return nn.functional.mse_loss(self.model(batch[0]), batch[1])
-
-        given = {"n_steps": 60, "global_batch": 32, "micro_batch": 8}
-        self.losses = plain_loop.train(self.model, optimizer, loss, self.module.make_data(), **given)
+        self.model, self.data = self.module.build_model(), self.module.make_data()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.5)
+        self.n_steps = 60
+        self.loss = lambda batch: nn.functional.mse_loss(self.model(batch[0]), batch[1])
 
         def written() -> dict[str, Tensor]:
             """What the checkpoint behind the last step goes on from."""
@@ -116,7 +125,7 @@ class Recipe:
             model = self.module.build_model()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
             given = {"global_batch": 32, "micro_batch": 8, "resume": "snapshots"}
-            run = odyssey.resilient(model, optimizer, lambda batch: model(batch[0]).sum(), self.module.make_data(), **given)
+            run = odyssey.resilient(model, optimizer, lambda batch: model(batch[0]).sum(), self.data, **given)
             assert run.next_step == 60
             return model.state_dict()
 
@@ -139,18 +148,21 @@ def test_what_a_recipe_trains_is_what_one_process_trains_whoever_is_killed(
     pytest.importorskip(PACKAGES.get(recipe, "torch"))
     request.getfixturevalue("nothing_left")  # now that it is imported
     monkeypatch.chdir(tmp_path)
-    found = ran(tmp_path, recipe, "--lose", str(victim), "20")
+    found = ran(tmp_path, recipe, "--lose", str(victim), "20", f"{random.random() * 20:.1f}")
     assert found.code == 0, (found.all(JobEnded), found.text("stderr"))
     found.assert_replays()
     assert [lost.rank for lost in found.all(RankLost)] == [victim]
     assert len(found.all(GenerationStarted)) == 2
     with plain_loop.in_double():
         expected = Recipe(recipe)
+        expected_losses = expected.train()
         assert plain_loop.largest_difference(expected.model, expected.written()) < 1e-10
     losses = {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss (\S+)$", found.text(), re.MULTILINE)}
-    assert list(losses) and losses == pytest.approx(dict(enumerate(expected.losses)), abs=1e-4)
-    if hasattr(expected, "validation"):
-        assert float(found.text().rpartition("validation loss ")[2]) == pytest.approx(expected.validation, abs=1e-4)
+    assert list(losses) and losses == pytest.approx(dict(enumerate(expected_losses)), abs=1e-4)
+    if hasattr(expected, "unseen"):
+        with plain_loop.in_double():
+            validation = plain_loop.validation_loss(expected.model, expected.loss, expected.unseen, 8, expected.collate)
+        assert float(found.text().rpartition("validation loss ")[2]) == pytest.approx(validation, abs=1e-4)
 
 
 @pytest.mark.soak
