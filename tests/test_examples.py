@@ -24,7 +24,8 @@ from tests.held import Held
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(400), pytest.mark.usefixtures("nothing_left")]
 IN_DOUBLE = str(ROOT / "tests" / "jobs" / "in_double.py")
-TUNED = ("fine_tune.py", "--steps", "30", "--context", "32", "--eval-every", "10")
+TEXT = str(ROOT / "docs" / "internals" / "benchmarks")
+TUNED = ("fine_tune.py", "--steps", "30", "--context", "32", "--eval-every", "10", "--text", TEXT)
 EXAMPLES = {
     "resilient": ("train_resilient.py", "--epochs", "2"),
     "images": ("train_images.py", "--steps", "40"),
