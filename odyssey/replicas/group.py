@@ -22,11 +22,11 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 
 from odyssey.plan.worker import Rank
 from odyssey.replicas.backward import Awaited, hook_of, n_for_ddp
+from odyssey.replicas.fsdp import is_of_shards
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, fill, nothing
 from odyssey.replicas.optimizer_step import is_in_step
 from odyssey.replicas.replica import Replica
 from odyssey.replicas.second_thread import SecondThread, in_its_thread
-from odyssey.replicas.sharded import is_of_shards
 from odyssey.replicas.sized_objects import as_sized, is_of_objects, is_of_scattered_objects, is_of_shapes
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.script_group import ScriptGroup
