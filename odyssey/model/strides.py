@@ -1,5 +1,5 @@
-"""The elements of a parameter, its gradient and what an optimizer keeps for it lie in memory alike.
-So torch's fused kernels pair them by their addresses. `channels_last` is one way.
+"""The elements of a parameter, its gradient and what an optimizer keeps for it have to lie in memory alike.
+Torch's fused kernels pair them by their addresses. `channels_last` is one way to lie.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ ON_CPUS = OFFLINE | {"ACCELERATE_USE_CPU": "true"}
 
 
 def test_a_script_of_accelerate_launch_gives_the_same_losses_with_what_its_options_become(scene: Scene) -> None:
-    """As docs/frameworks.md has it. Without them the losses are others, as bfloat16 is one of them."""
+    """The page on frameworks names them. Without them the losses are others, as bfloat16 is one of them."""
     pytest.importorskip("accelerate")
     script = str(CLIENTS / "accelerate_fit.py")
     launch = [str(Path(sys.executable).parent / "accelerate"), "launch", *ACCELERATE, "--mixed_precision=bf16"]
@@ -73,7 +73,7 @@ def test_a_script_of_accelerate_launch_gives_the_same_losses_with_what_its_optio
 
 
 def test_below_accelerate_launch_a_loss_is_not_ours(scene: Scene) -> None:
-    """As docs/frameworks.md has it: a rank is a launcher, of all processes."""
+    """The page on frameworks says so: a rank is a launcher there, of all processes."""
     pytest.importorskip("accelerate")
     below = ["--on-loss=continue", "--nproc-per-node=1", "-m", "accelerate.commands.launch", *ACCELERATE]
     script = str(CLIENTS / "accelerate_evaluate.py")
