@@ -214,6 +214,7 @@ class Following:
     def is_sent_on(self, words: LedBy | OtherJob) -> None:
         """Another agent leads, or this is another job."""
         assert self._session is not None
+        self._session.send(Leaving("sent on"))  # which is not to be seen otherwise where this agent still listens
         self._session.close()
         self._session = None
         self._stop_listening()

@@ -49,11 +49,12 @@ class Mesh:
         self._received = received
         self._peers: dict[int, _Peer] = {}
         self._incoming: dict[int, Link] = {}
+        self._is_over = False
         listener.give(JoinMesh, self._joined)
 
     def send(self, number: int, message: Message) -> None:
         """Now, or when its link is there. Nothing, where nobody knows where it is."""
-        if number not in self._where:
+        if self._is_over or number not in self._where:
             return
         peer = self._peers.setdefault(number, _Peer())
         body = packed(message)
@@ -81,7 +82,7 @@ class Mesh:
         peer.queued.clear()
 
     def _joined(self, link: Link, words: JoinMesh) -> None:
-        if words.log != self._log:
+        if self._is_over or words.log != self._log:
             link.close()
             return
         if (before := self._incoming.get(words.number)) is not None:
@@ -97,6 +98,8 @@ class Mesh:
         link.begin(said, lambda why: None, MAX_FRAME_BYTES)
 
     def close(self) -> None:
+        """No link is left, and who comes is sent away."""
+        self._is_over = True
         for peer in self._peers.values():
             if peer.connector is not None:
                 peer.connector.close()

@@ -182,7 +182,7 @@ class StacksRead(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True):
-    """The member was asked to end, by a signal; its ranks are ending."""
+    """The member was asked to end, by a signal, and its ranks are ending; or it was sent on to another agent."""
 
     reason: str
 

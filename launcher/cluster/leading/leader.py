@@ -22,7 +22,7 @@ from launcher.cluster.links.connect import Address
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
 from launcher.cluster.listener import Listener
-from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, Known, LedBy, Others, WaitForPlace, Welcome
+from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, Known, Leaving, LedBy, Others, WaitForPlace, Welcome
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.event_sink import EventSink
 from launcher.joblog.events import AgentInfo
@@ -111,7 +111,7 @@ class Leader:
             return
         here, there = link.addresses
         join = replace(words, address=words.address or there)
-        session.handle(lambda message: None, lambda why: self._give_up(session, join))
+        session.handle(partial(_waiter_said, session), lambda why: self._give_up(session, join))
         led_at = Address(self.us.address or here, self.us.port)
         if self.number != AT_ENDPOINT and (other := self._roster.other_job(join, led_at)) is not None:
             session.send(other)
@@ -325,6 +325,11 @@ class Leader:
         """No connection is left, and nobody else's ranks are known any more."""
         self._sessions.close()
         self.agents.clear()
+
+
+def _waiter_said(session: Session, message: FromMember) -> None:
+    if isinstance(message, Leaving):
+        session.end(message.reason)
 
 
 def _known(agents: Iterable[AgentInfo]) -> Known:

@@ -14,7 +14,7 @@ from launcher.agent.part import Part
 from launcher.cluster.links import addresses
 from launcher.cluster.links.connect import Address
 from launcher.cluster.listener import Listener
-from launcher.cluster.wire import Welcome
+from launcher.cluster.wire import Leaving, LedBy, OtherJob, Welcome
 from launcher.consensus.membership import Configuration, Membership
 from launcher.consensus.messages import AppendEntries, Entry, Message, PreVoted, RequestPreVote
 from launcher.coordinator.rank_assignment import RankAssignment
@@ -114,6 +114,19 @@ def test_a_member_votes_at_once_when_who_led_is_gone_though_it_does_not_know_yet
         agreement._received(2, RequestPreVote(1, 3, 1))
         assert said[-1] == (2, PreVoted(1, 1, is_granted))
         member.within._following._leader_is_gone("connection closed")
+
+
+@pytest.mark.parametrize("words", [LedBy("", "127.0.0.1", 9), OtherJob("", "elsewhere")])
+def test_a_member_that_is_sent_on_says_that_it_goes(
+    member: MemberOfThree, monkeypatch: pytest.MonkeyPatch, words: LedBy | OtherJob
+) -> None:
+    """It listens on, so who has sent it would take it for one that comes back."""
+    said: list[object] = []
+    session = member.within._following._session
+    assert session is not None
+    monkeypatch.setattr(session, "send", said.append)
+    member.within._received(words)
+    assert said == [Leaving("sent on")]
 
 
 def test_what_comes_for_as_long_as_a_job_trains_is_told_again_as_it_is_now() -> None:

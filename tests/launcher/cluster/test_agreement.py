@@ -6,9 +6,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from launcher.agent.replication import Replication
@@ -17,11 +19,13 @@ from launcher.cluster.agreement import Agreement
 from launcher.cluster.links import addresses
 from launcher.cluster.links.connect import Address
 from launcher.cluster.listener import Listener
+from launcher.cluster.wire import JoinMesh
 from launcher.coordinator.state import PlainState
 from launcher.host.loop import Loop
 from launcher.joblog.events import AgentInfo, AgentJoined, Body, Event
 from launcher.options import RunOptions
-from tests.launcher.cluster.links import KEY, PORT
+from tests.launcher.cluster.leader_on_a_loop import has_ended
+from tests.launcher.cluster.links import KEY, PORT, open_to
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -111,6 +115,19 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
 
 def said(first: int, stop: int) -> list[bytes]:
     return [b"%d" % n for n in range(first, stop)]
+
+
+def test_who_comes_after_the_end_of_what_is_agreed_is_sent_away(agents: Agents) -> None:
+    """An agent still listens when it has closed that: others have not heard of the end yet."""
+    (alone,) = agents.more(1)
+    alone.agreement.close()
+    with socket.create_connection(alone.address) as connection, ThreadPoolExecutor(1) as pool:
+        opened = pool.submit(open_to, connection)
+        agents.until(opened.done)
+        opened.result().say_frame(msgspec.msgpack.encode(JoinMesh(1, "a log")))
+        ended = pool.submit(has_ended, connection)
+        agents.until(ended.done)
+        assert ended.result()
 
 
 def test_one_alone_decides_at_once(agents: Agents) -> None:

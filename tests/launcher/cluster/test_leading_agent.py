@@ -261,6 +261,22 @@ def test_who_would_begin_a_job_that_goes_on_elsewhere_sends_all_there(leader: Le
     leader.until(lambda: leader.led_elsewhere)
     assert leader.led_elsewhere == [Address("10.0.0.7", 5)]
     assert member.hear(wire.FromLeader) == words
+    assert not leader.within.have_left
+    member.say(wire.Leaving("sent on"))  # it may listen on, where the leader would look whether it lives
+    leader.until(lambda: leader.within.have_left)
+
+
+def test_who_waits_for_a_place_and_says_that_it_goes_is_not_waited_for(leader: LeaderOnALoop) -> None:
+    waiting = [leader.peer() for _ in range(4)]
+    for i, peer in enumerate(waiting):
+        peer.say_frame(packed(leader.join(f"h{i}", session=bytes([i]) * 16)))
+        leader.until(lambda i=i: len(leader.joined) == i + 1 or any("waits for a place" in text for text in leader.said))
+    assert len(leader.joined) == 3
+    leader.within.end(wire.JobIsOver(0, "over", ""))
+    for peer in waiting:
+        assert not leader.within.have_left
+        peer.say(wire.Leaving("sent on"))
+    leader.until(lambda: leader.within.have_left)
 
 
 def test_of_two_jobs_that_have_begun_the_younger_one_ends(leader: LeaderOnALoop) -> None:
