@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,9 @@ def main() -> int:
         print(f"error: {error.what}", flush=True)
         code = ExitCode.FAILED
     striker.close()
+    for thread in threading.enumerate():
+        if thread.name == "imports":  # it opens one file after the other, and leaves none
+            thread.join()
     children = [child.pid for child in psutil.Process().children(recursive=True) if child not in there]
     descriptors = sorted(
         os.readlink(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before if _is_open(each)

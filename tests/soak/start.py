@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.joblog import reader
-from launcher.joblog.events import Event
+from launcher.joblog.events import Event, JobStarted
 from tests import ROOT
 from tests.descendants import END_S, Descendants, describe
 from tests.launchers import free_port
@@ -73,10 +73,23 @@ class Start:
     def output(self, agent: int) -> str:
         return self._output(agent).read_text(errors="replace")
 
+    def jobs(self) -> list[set[int]]:
+        """Agents that nothing has struck, by the job that they were in, the oldest first. One that was not in it yet, when too
+        few were left to go on, begins another."""
+        began: dict[float, set[int]] = {}
+        for i in set(self.codes) - self.hit:
+            events = [event for log in self.logs({i}) for event in reader.events(log) if isinstance(event.body, JobStarted)]
+            if events:
+                began.setdefault(max(event.time for event in events), set()).add(i)
+        return [agents for _, agents in sorted(began.items())]
+
     def log(self) -> list[Event]:
-        """The longest of those of agents that nothing has struck, or of all if there is none; empty if nothing began."""
-        logs = self.logs(set(self.codes) - self.hit) or self.logs(self.hit)
-        return max((list(reader.events(log)) for log in logs), key=len, default=[])
+        """Return the log of the newest job, or that of struck agents if nothing else began; empty if nothing did at all."""
+        return self.longest_log(jobs[-1] if (jobs := self.jobs()) else self.hit)
+
+    def longest_log(self, agents: set[int]) -> list[Event]:
+        """One of them may have heard of more than the others."""
+        return max((list(reader.events(log)) for log in self.logs(agents)), key=len, default=[])
 
     def logs(self, agents: set[int]) -> list[Path]:
         return [log for i in agents for log in logs_of(self.folder, self.number, i).glob(f"*/{reader.NAME}")]

@@ -396,6 +396,8 @@ def cut(descriptor: int, pid: int, n_cut: int) -> int:
         if ours < 0:
             continue  # closed in the meantime, or the process has ended
         with socket.socket(fileno=ours) as its:
+            if its.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue  # the number has another socket by now, and a network shuts no listening one
             try:
                 its.shutdown(socket.SHUT_RDWR)
                 n_done += 1

@@ -65,8 +65,15 @@ def judge(case: Case, folder: Path, starts: list[Start]) -> str:
 
 
 def _has_stopped(start: Start) -> bool:
-    """Or has come to its end. Of agents that nothing has struck, and that did not come after it, each says the same."""
-    codes = {i: code for i, code in start.codes.items() if i not in start.hit and _was_there(start, i)} or start.codes
+    """Or has come to its end. Of agents that nothing has struck, and that did not come after it, each says the same. A job
+    before it, that too few were left of, has stopped."""
+    *before, last = start.jobs() or [set(start.codes)]
+    for agents in before:
+        if not all(start.codes[i] for i in agents):
+            raise Broken("wrong", f"the agents ended with {start.codes}, and {sorted(agents)} were in an older job")
+        if _agents_suffice(start.longest_log(agents), start):
+            raise Broken("wrongly stopped", f"enough agents were left; {[start.output(i)[-400:] for i in agents]}")
+    codes = {i: start.codes[i] for i in last}
     if len(set(codes.values())) != 1:
         raise Broken("wrong", f"the agents ended with {codes}")
     for i, code in codes.items():
@@ -116,10 +123,6 @@ def _check_saves(logs: list[list[Event]]) -> None:
         if steps and steps[0] < saved:
             raise Broken("wrong", f"a checkpoint of {saved} steps was final, and the job went on from {steps[0]}")
         saved = max([saved, *_saved(log)])
-
-
-def _was_there(start: Start, agent: int) -> bool:
-    return any(isinstance(event.body, JobStarted) for log in start.logs({agent}) for event in reader.events(log))
 
 
 def _steps(log: Path) -> set[int]:
@@ -264,7 +267,7 @@ def _agents_suffice(log: list[Event], start: Start) -> bool:
         match event.body:
             case JobStarted(agents=agents):
                 members = {agent.number: agent.pid for agent in agents}
-            case AgentJoined(agent=agent):
+            case AgentJoined(agent=agent) if not start.was_outside(agent.pid):
                 members[agent.number] = agent.pid
             case AgentLost(agent=agent):
                 members.pop(agent.number, None)
