@@ -75,6 +75,11 @@ class Leadership:
                 peer.told = reached
                 self._send_heartbeat(number)
 
+    def tell_who_leads(self, number: int) -> None:
+        """Say it to one that asks, and has no voice any more: it was cut off when it was told that, and that is told once."""
+        if number not in self._peers:
+            self._outbox.say(number, AppendEntries(self._term, 0, 0, (), 0))
+
     def answered(self, sender: int, answer: Appended | Refused, now: float) -> None:
         """One of this term's messages was."""
         peer = self._peers.get(sender)

@@ -244,6 +244,8 @@ class Node:
         leads_no_more = message.term == self.term and sender == self._elected  # as it says by asking
         is_fit = message.term >= self.term and self.log.is_covered_by(message.last, message.last_term)
         self.outbox.say(sender, PreVoted(self.term, message.term, is_fit and (leads_no_more or not hears_leader)))
+        if self.leading is not None:
+            self.leading.tell_who_leads(sender)
 
     def _stand(self, now: float) -> None:
         self._enter(self.term + 1, now)

@@ -247,6 +247,22 @@ def test_who_was_cut_off_disturbs_nobody_when_it_is_back() -> None:
     assert group.leaders == [0] and group.nodes[2].leader == 0
 
 
+@pytest.mark.parametrize("gone", [0, 2])
+def test_who_was_cut_off_and_has_no_voice_any_more_hears_who_leads(gone: int) -> None:
+    """It is told once that it has none, and was cut off then."""
+    group = Group(of(0, 1, 2))
+    group.cut = {gone}
+    group.wait(10 * ELECTION_S)
+    (leader,) = group.leaders
+    group.change(leader, of(*{0, 1, 2} - {gone}))
+    group.propose(leader, b"decided without it")
+    group.cut = set()
+    group.wait(3 * ELECTION_S)
+
+    assert group.nodes[gone].leader == leader and group.leaders == [leader]
+    assert group.payloads(gone) == []
+
+
 def test_who_does_not_hear_the_leader_alone_is_not_elected_by_those_that_do() -> None:
     group = Group(of(0, 1, 2))
     group.nodes[2].tick(group.nodes[2].wakes_at)
