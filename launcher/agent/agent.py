@@ -191,7 +191,8 @@ class Agent:
         here = {number: rank for rank, number in processes_at(self._part.number).items()}
         said = [message for message in reported.said() if message.process in here]
         ranks = self._local.processes
-        self._put_off = [partial(self.heard, ranks.process(here[its.process]), its.report) for its in said]
+        self._put_off = [partial(self._local.sink.event, event) for number in here for event in reported.starts(number)]
+        self._put_off += [partial(self.heard, ranks.process(here[its.process]), its.report) for its in said]
         self._put_off += [partial(self._local.sink.event, event) for number in here for event in reported.ends(number)]
         self._executor.take_over()
         self._replication.take_over()

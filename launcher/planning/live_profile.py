@@ -11,7 +11,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from launcher.coordinator.actions import StartMeasure
-from launcher.joblog.events import Event, GenerationStarted, RankStarted
+from launcher.joblog.events import Event, GenerationStarted, JobStarted, LeaderChanged, RankStarted
 from launcher.options import RunOptions
 from odyssey import control_group
 from odyssey.plan.form import form_of
@@ -59,6 +59,8 @@ class LiveProfile:
         self.profile: Profile | None = None
         self.since = 0.0
         """When the measurement under way began, on the caller's clock."""
+        self._sees_starts = False
+        """As they are: who takes over a job is told first what had started and joined before, all at once."""
         self._started: dict[Rank, float] = {}
         """When the process of each rank was there, until it has joined."""
         self._spawn_s: float | None = None
@@ -75,7 +77,9 @@ class LiveProfile:
         The longer ones waited for processors that a rank spawned later has to itself.
         """
         match event.body:
-            case RankStarted(rank=rank):
+            case JobStarted() | LeaderChanged():
+                self._sees_starts = True
+            case RankStarted(rank=rank) if self._sees_starts:
                 self._started[rank] = event.time
             case Hello(rank=rank) if rank in self._started:
                 took_s = max(0.0, event.time - self._started.pop(rank))

@@ -73,6 +73,11 @@ class Reported:
         """The number of the rank's current process."""
         return self._processes[rank].number
 
+    def starts(self, number: int) -> list[RankStarted]:
+        """That the process of this number has begun, if it has."""
+        happened = [event for process in self._processes.values() if process.number == number for event in process.happened]
+        return [event for event in happened if isinstance(event, RankStarted)]
+
     def ends(self, number: int) -> list[RankExited | RankLost]:
         """What the process of this number has come to, if it has."""
         return [event for process in self._processes.values() if process.number == number for event in process.ends]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from launcher.agent.agent import Agent
 from launcher.agent.coordination import Coordination
 from launcher.agent.job_log import JobLog
 from launcher.agent.member import Member
@@ -25,10 +26,12 @@ from launcher.joblog.events import (
     CauseKind,
     Event,
     JobStarted,
+    LeaderChanged,
     Note,
     ProfileRefined,
     Proposed,
     RankLost,
+    RankStarted,
     encode,
 )
 from launcher.options import Rendezvous, RunOptions
@@ -127,6 +130,25 @@ def test_a_member_that_is_sent_on_says_that_it_goes(
     monkeypatch.setattr(session, "send", said.append)
     member.within._received(words)
     assert said == [Leaving("sent on")]
+
+
+def test_an_agent_that_takes_over_tells_that_its_ranks_have_started_before_what_else_happens(
+    member: MemberOfThree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had told the agent that led, and that may have decided nothing more."""
+    member.decided(0, 1, JobStarted("train.py", (), 3, 1, 3, "auto", "auto", None, "", 1, agents=AGENTS, min_agents=1))
+    started, lost = RankStarted(1, 100, 1), RankLost(1, Cause(CauseKind.EXIT, "exit code 1"), False)
+    for body in (started, lost):
+        member.within.take(body, "agent", None)
+    member.within._succession.leads(True)
+    agent = member.local._role
+    assert isinstance(agent, Agent)
+    told: list[Event] = []
+    monkeypatch.setattr(agent._replication, "take", told.append)
+    agent._has_taken_over()
+    assert [event.body for event in told[:2]] == [started, lost]
+    assert isinstance(told[2].body, LeaderChanged)
+    agent.close()
 
 
 def test_what_comes_for_as_long_as_a_job_trains_is_told_again_as_it_is_now() -> None:

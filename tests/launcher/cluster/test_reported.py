@@ -118,11 +118,11 @@ def test_a_process_is_told_of_in_the_order_in_which_it_went() -> None:
     assert reported.told() == (Happened(10, begun), ended, Happened(10, lost))
 
 
-def test_the_end_of_a_process_is_kept() -> None:
+def test_the_start_and_the_end_of_a_process_are_kept() -> None:
     reported = Reported()
     reported.spawned(0, 10)
-    reported.happened(RankStarted(0, 100, 0))
-    assert reported.ends(10) == []
+    reported.happened(started := RankStarted(0, 100, 0))
+    assert reported.starts(10) == [started] and reported.starts(9) == reported.ends(10) == []
     reported.happened(lost := RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     assert reported.ends(10) == [lost] and reported.ends(9) == []
 

@@ -9,7 +9,16 @@ from launcher.coordinator.actions import Propose
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, World
 from launcher.host.loop import Loop
-from launcher.joblog.events import Body, Event, GenerationStarted, ProfileRefined, RankStarted
+from launcher.joblog.events import (
+    AgentInfo,
+    Body,
+    Event,
+    GenerationStarted,
+    JobStarted,
+    LeaderChanged,
+    ProfileRefined,
+    RankStarted,
+)
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.planner import Planner
@@ -21,11 +30,15 @@ from tests.launcher.coordinator.talk import make_plan, model, profile
 PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
 
 
-def after(*bodies: tuple[float, Body]) -> LiveProfile:
-    """A job with a profile from a file; (time, event), in order."""
+US = AgentInfo(1, "h1", 100, 1, "", None, "", 0)
+STARTED = JobStarted("train.py", (), 2, 1, 0, "auto", "auto", None, "", 1)
+
+
+def after(*bodies: tuple[float, Body], first: Body | None = STARTED) -> LiveProfile:
+    """A job with a profile from a file; (time, event), in order. `first`: None where another agent has led before."""
     live_profile = LiveProfile(RunOptions("train.py"), {})
     live_profile.profile = profile()
-    for time, body in bodies:
+    for time, body in (*([(0.0, first)] if first is not None else []), *bodies):
         live_profile.watch(Event(time, 0, "test", body))
     return live_profile
 
@@ -46,6 +59,12 @@ START = (
 def test_a_spawn_takes_what_the_fastest_rank_took_at_the_start_whatever_a_file_says() -> None:
     assert spawn_s(after()) == 1.0
     assert spawn_s(after(*START)) == pytest.approx(0.4)
+
+
+def test_what_had_started_under_another_leading_agent_and_is_told_at_once_is_no_time_of_a_spawn() -> None:
+    told = [(5.0, RankStarted(0, 10, 0)), (5.001, Hello(0, model())), (5.002, LeaderChanged(US))]
+    assert spawn_s(after(*told, first=None)) == 1.0
+    assert spawn_s(after(*told, (6.0, RankStarted(1, 11, 0)), (6.5, Hello(1, model())), first=None)) == pytest.approx(0.5)
 
 
 def test_each_respawn_moves_it_half_way() -> None:
