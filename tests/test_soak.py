@@ -16,6 +16,9 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks import report
+from launcher.joblog.events import Event
+from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import Result
 from tests import ROOT
 from tests.soak import draw, sequences, verdict, worlds
 from tests.soak.case import Agents, Case, Fault, PointFault, Recipe, Slow, logs_of
@@ -161,6 +164,24 @@ def test_the_verdict_sees_what_is_wrong(tmp_path):
     log.write_bytes(log.read_bytes().replace(b'"code":0', b'"code":1'))
     with pytest.raises(Broken, match="does not replay"):
         verdict.judge(outcome.case, outcome.folder, [ended(outcome.case, outcome, 1)])
+
+
+def test_a_job_whose_logs_tell_nothing_for_long_is_told_as_hung(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.soak.start.LIMIT_S", 0.2)
+    outcome = run(Case(0, "2x2", 4, recipe=SHORT), tmp_path / "job")
+    assert outcome.verdict == "hang" and (outcome.folder / "stacks.txt").exists()
+
+
+@pytest.mark.parametrize(("is_killed", "unseen"), [(True, {2, 3}), (False, set())])
+def test_a_step_that_was_saved_before_the_agent_heard_of_it_is_behind_the_next_start(is_killed, unseen, tmp_path):
+    def log(*results: Result) -> list[Event]:
+        return [Event(0.0, 1, "rank 0", Committed(0, 1, result, 8, 0.1)) for result in results]
+
+    before = log(Result((0, 1), "step", (0.5,)), Result((1, 1), "step", (0.4,)))
+    after = log(Result((0, 0), "resume", (4.0,)), Result((4, 1), "step", (0.3,)))
+    starts = [Start(Case(0, "2x2", 4), tmp_path, number) for number in range(2)]
+    starts[0].is_killed = is_killed
+    assert verdict._saved_unseen(starts, [before, after]) == unseen
 
 
 def test_a_seed_is_a_case_and_many_seeds_are_every_kind_of_fault():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.joblog import reader
-from launcher.joblog.events import Event, JobStarted
+from launcher.joblog.events import Event, JobStarted, Note
 from tests import ROOT
 from tests.descendants import END_S, Descendants, describe
 from tests.launchers import free_port
@@ -24,6 +24,8 @@ from tests.soak.case import Case, logs_of
 
 LIMIT_S = 150.0
 """Longer than anything that the agent waits for, but a script that is slow."""
+N_PATIENCES = 10
+"""How many times that a job has at most, whatever its logs tell."""
 GRACE_S = 20.0
 """For what a killed agent has left to end: its reaper sees to that."""
 
@@ -101,11 +103,14 @@ class Start:
         try:
             for _ in range(self.case.agents.n_first if self.case.agents is not None else 1):
                 self._start_agent()
-            self._watch(time.monotonic() + patience_s)
+            self._watch(patience_s)
         except TimeoutError:
             self._write_stacks()
             what = [each["struck"] for each in self.struck]
-            raise Broken("hang", f"it has not ended after {patience_s:g} s, after {what}") from None
+            raise Broken(
+                "hang",
+                f"nothing but notes in its logs for {patience_s:g} s, or no end in {N_PATIENCES} times that, after {what}",
+            ) from None
         finally:
             left = self._end_all()
             self._below.close()
@@ -146,9 +151,9 @@ class Start:
                 )
             )
 
-    def _watch(self, deadline: float) -> None:
+    def _watch(self, patience_s: float) -> None:
         """Do what is asked for, until all agents have ended that can. Raises TimeoutError."""
-        for message in self._messages(deadline):
+        for message in self._messages(patience_s):
             match message:
                 case {"struck": _}:
                     self.struck.append(message)
@@ -169,12 +174,22 @@ class Start:
                 case {"code": _, "by": number}:
                     self.ended[number] = message
 
-    def _messages(self, deadline: float) -> Iterator[dict[str, Any]]:
-        data = b""
+    def _n_events(self) -> int:
+        """What the logs tell, without notes: those tell of waiting, too."""
+        entries = (entry for log in self.logs(set(range(len(self._agents)))) for entry in reader.entries(log))
+        return sum(isinstance(entry, Event) and not isinstance(entry.body, Note) for entry in entries)
+
+    def _messages(self, patience_s: float) -> Iterator[dict[str, Any]]:
+        """Raises TimeoutError where a job makes no progress, or never ends; a busy machine may take long."""
+        data, n_events, now = b"", 0, time.monotonic()
+        deadline, limit = now + patience_s, now + N_PATIENCES * patience_s
         while any(agent.poll() is None for i, agent in enumerate(self._agents) if i not in self.hit) or self._has_news(0):
             if not self._has_news(0.05):
-                if time.monotonic() > deadline:
-                    raise TimeoutError
+                if (now := time.monotonic()) > deadline:
+                    before, n_events = n_events, self._n_events()
+                    if n_events == before or now > limit:
+                        raise TimeoutError
+                    deadline = now + patience_s
                 continue
             *lines, data = (data + os.read(self._read_end, 1 << 16)).split(b"\n")
             yield from map(json.loads, lines)

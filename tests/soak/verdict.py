@@ -60,7 +60,8 @@ def judge(case: Case, folder: Path, starts: list[Start]) -> str:
             return "stopped"
         if lost:
             raise Broken("wrongly lost", f"nothing had struck {lost}, which were lost; struck were {start.struck}")
-    _check_end(case, logs, {step for start in starts for log in start.logs(set(start.codes)) for step in _steps(log)}, folder)
+    known = {step for start in starts for log in start.logs(set(start.codes)) for step in _steps(log)}
+    _check_end(case, logs, known | _saved_unseen(starts, logs), folder)
     return "exact"
 
 
@@ -129,6 +130,16 @@ def _steps(log: Path) -> set[int]:
     """All that one agent knew to be final: lines are of those that its own ranks told, and where it led all."""
     results = [event.body.result for event in reader.events(log) if isinstance(event.body, Committed | UnitFinal)]
     return {result.position[0] for result in results if result.kind == "step"}
+
+
+def _saved_unseen(starts: list[Start], logs: list[list[Event]]) -> set[int]:
+    """Steps that ranks had passed and saved when the whole job was killed, before its agent had read of them."""
+    found: set[int] = set()
+    for start, log, after in zip(starts, logs, logs[1:], strict=False):
+        if start.is_killed:
+            first = max((unit.position[0] + 1 for unit in _units(log, "step")), default=0)
+            found |= {step for unit in _units(after, "resume") for step in range(first, round(unit.values[0]))}
+    return found
 
 
 def _check_end(case: Case, logs: list[list[Event]], steps: set[int], folder: Path) -> None:
