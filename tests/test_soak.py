@@ -166,10 +166,11 @@ def test_the_verdict_sees_what_is_wrong(tmp_path):
         verdict.judge(outcome.case, outcome.folder, [ended(outcome.case, outcome, 1)])
 
 
-def test_a_job_whose_logs_tell_nothing_for_long_is_told_as_hung(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.soak.start.LIMIT_S", 0.2)
+@pytest.mark.parametrize(("limit", "why"), [("SILENT_S", "nothing but notes in its logs"), ("LIMIT_S", "it has not ended")])
+def test_a_job_whose_logs_tell_nothing_or_that_never_ends_is_told_as_hung(limit, why, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"tests.soak.start.{limit}", 0.2)  # in which nothing can have been imported yet
     outcome = run(Case(0, "2x2", 4, recipe=SHORT), tmp_path / "job")
-    assert outcome.verdict == "hang" and (outcome.folder / "stacks.txt").exists()
+    assert outcome.verdict == "hang" and why in outcome.why and (outcome.folder / "stacks.txt").exists()
 
 
 @pytest.mark.parametrize(("is_killed", "unseen"), [(True, {2, 3}), (False, set())])

@@ -60,7 +60,7 @@ class LiveProfile:
         self.since = 0.0
         """When the measurement under way began, on the caller's clock."""
         self._sees_starts = False
-        """As they are: who takes over a job is told first what had started and joined before, all at once."""
+        """It sees ranks start when they do: an agent that takes over is first told at once who had started and joined."""
         self._started: dict[Rank, float] = {}
         """When the process of each rank was there, until it has joined."""
         self._spawn_s: float | None = None

@@ -22,10 +22,12 @@ from tests.launchers import free_port
 from tests.soak import strangers
 from tests.soak.case import Case, logs_of
 
-LIMIT_S = 150.0
-"""Longer than anything that the agent waits for, but a script that is slow."""
-N_PATIENCES = 10
-"""How many times that a job has at most, whatever its logs tell."""
+SILENT_S = 100.0
+"""Longer than anything that the agent waits for, but a slow script: a job whose logs tell nothing for that long hangs."""
+LIMIT_S = 1500.0
+"""For a whole job, on the busiest machine."""
+LOOK_EVERY_S = 2.0
+"""Between two looks at the logs."""
 GRACE_S = 20.0
 """For what a killed agent has left to end: its reaper sees to that."""
 
@@ -99,18 +101,14 @@ class Start:
     def run(self) -> None:
         """To its end. Raises Broken for a hang, a crash, and anything that is left behind."""
         self._read_end, self._write_end = os.pipe()
-        patience_s = LIMIT_S + 4 * sum(slow.seconds for slow in self.case.slow if slow.seconds > 1)
+        silent_s = SILENT_S + 4 * sum(slow.seconds for slow in self.case.slow if slow.seconds > 1)
         try:
             for _ in range(self.case.agents.n_first if self.case.agents is not None else 1):
                 self._start_agent()
-            self._watch(patience_s)
-        except TimeoutError:
+            self._watch(silent_s)
+        except TimeoutError as error:
             self._write_stacks()
-            what = [each["struck"] for each in self.struck]
-            raise Broken(
-                "hang",
-                f"nothing but notes in its logs for {patience_s:g} s, or no end in {N_PATIENCES} times that, after {what}",
-            ) from None
+            raise Broken("hang", f"{error}, after {[each['struck'] for each in self.struck]}") from None
         finally:
             left = self._end_all()
             self._below.close()
@@ -151,9 +149,9 @@ class Start:
                 )
             )
 
-    def _watch(self, patience_s: float) -> None:
-        """Do what is asked for, until all agents have ended that can. Raises TimeoutError."""
-        for message in self._messages(patience_s):
+    def _watch(self, silent_s: float) -> None:
+        """Do what is asked for, until all agents have ended that can. Raises TimeoutError, as `_messages` does."""
+        for message in self._messages(silent_s):
             match message:
                 case {"struck": _}:
                     self.struck.append(message)
@@ -179,17 +177,20 @@ class Start:
         entries = (entry for log in self.logs(set(range(len(self._agents)))) for entry in reader.entries(log))
         return sum(isinstance(entry, Event) and not isinstance(entry.body, Note) for entry in entries)
 
-    def _messages(self, patience_s: float) -> Iterator[dict[str, Any]]:
-        """Raises TimeoutError where a job makes no progress, or never ends; a busy machine may take long."""
-        data, n_events, now = b"", 0, time.monotonic()
-        deadline, limit = now + patience_s, now + N_PATIENCES * patience_s
+    def _messages(self, silent_s: float) -> Iterator[dict[str, Any]]:
+        """Raises TimeoutError for a job whose logs tell nothing for `silent_s`, or that never ends."""
+        data, n_events = b"", 0
+        began = looked_at = told_at = time.monotonic()
         while any(agent.poll() is None for i, agent in enumerate(self._agents) if i not in self.hit) or self._has_news(0):
             if not self._has_news(0.05):
-                if (now := time.monotonic()) > deadline:
-                    before, n_events = n_events, self._n_events()
-                    if n_events == before or now > limit:
-                        raise TimeoutError
-                    deadline = now + patience_s
+                now = time.monotonic()
+                if now > looked_at + LOOK_EVERY_S:
+                    before, n_events, looked_at = n_events, self._n_events(), now
+                    told_at = now if n_events != before else told_at
+                if now > told_at + silent_s:
+                    raise TimeoutError(f"nothing but notes in its logs for {silent_s:g} s")
+                if now > began + LIMIT_S:
+                    raise TimeoutError(f"it has not ended after {LIMIT_S:g} s")
                 continue
             *lines, data = (data + os.read(self._read_end, 1 << 16)).split(b"\n")
             yield from map(json.loads, lines)
