@@ -388,13 +388,13 @@ def test_a_thousand_random_faults_change_nothing(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(10_800)
-def test_a_hundred_and_fifty_protected_jobs_change_nothing(tmp_path: Path) -> None:
-    """ODYSSEY_SOAK_SEED: of the first. A failing one again: `python -m tests.soak SEED --protected 1`."""
-    seed = int(os.environ.get("ODYSSEY_SOAK_SEED", "40000"))
-    total = soak_protected(seed, 150, tmp_path, at_once=2)
+@pytest.mark.parametrize("first_seed", [40_000, 40_050, 40_100])
+def test_fifty_protected_jobs_change_nothing(tmp_path: Path, first_seed: int) -> None:
+    """A failing one again: `python -m tests.soak SEED --protected 1`."""
+    total = soak_protected(first_seed, 50, tmp_path, at_once=2)
     print(total)
     assert not total.bad, str(total)
-    assert total.strategies["redundant"] >= 50, "too few losses were taken over"
+    assert total.strategies["redundant"] >= 15, "too few losses were taken over"
 
 
 @pytest.mark.soak
@@ -476,11 +476,12 @@ def _report(total: Total, machine: report.Machine) -> report.Report:
 @pytest.mark.soak
 @pytest.mark.timeout(10_800)
 @pytest.mark.parametrize("kind", ["ddp", "resilient"])
-def test_a_hundred_and_fifty_jobs_of_scripts_with_their_own_loops_are_exact(tmp_path, kind):
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_fifty_jobs_of_scripts_with_their_own_loops_are_exact(tmp_path, part, kind):
     """A failing one, by the seed that its line names, again: `python -m tests.soak SEED --ddp 1`, or `--resilient 1`."""
     seed = int(os.environ.get("ODYSSEY_SOAK_SEED") or secrets.randbelow(1_000_000))
-    command = [sys.executable, "-m", "tests.soak", str(seed), f"--{kind}", "150", "--folder", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.soak", str(seed), f"--{kind}", "50", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": exact (") == 150
+    assert done.stdout.count(": exact (") == 50

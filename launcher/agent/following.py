@@ -73,13 +73,14 @@ class Following:
         if was_in:
             self.search.look_for(elsewhere, self._nobody_is_left)
         self.was_in = was_in
+        """This agent has had a place in the job, and has lost it."""
         self._token = secrets.token_bytes(16)
         """By it the agent that leads knows that this process asks again."""
         self.here = ""
         """By which the others reach this host."""
         self._session: LeaderSession | None = None
         self.leader_at = Address("", 0)
-        self._has_place = False
+        self.has_place = False
         """Since who led has said Welcome."""
         self.is_led = False
         """The agent that leads now has said Welcome: ranks that start know its store."""
@@ -185,14 +186,14 @@ class Following:
         environments.run_id = welcome.run_id
         environments.store = StoreAddress(welcome.master_addr or self.leader_at.host, welcome.master_port)
         self.is_led = True
-        if self._has_place:
+        if self.has_place:
             self._local.sink.say(f"agent {welcome.leader} leads from now on, at {self.leader_at}")
             self._part.reconciliation.all()
         else:
             self._session.is_welcome()
             name = self.search.name_of(self.leader_at)
             self._local.sink.say(f"joined the job led at {name} as its agent {welcome.number}")
-            self._has_place = self.was_in = True
+            self.has_place = True
             self._part.welcomed(welcome.number, welcome.leader, self.leader_at, welcome.log).hearer = hearer
 
     def waits_for_place(self) -> None:
@@ -209,7 +210,7 @@ class Following:
     @property
     def _where(self) -> str:
         """Where who leads is, for people."""
-        return str(self.leader_at) if self._has_place else self.search.where
+        return str(self.leader_at) if self.has_place else self.search.where
 
     def is_sent_on(self, words: LedBy | OtherJob) -> None:
         """Another agent leads, or this is another job."""
@@ -217,9 +218,9 @@ class Following:
         self._session.send(Leaving("sent on"))  # which is not to be seen otherwise where this agent still listens
         self._session.close()
         self._session = None
+        if self.has_place:  # of a job that does not begin: nobody of it will look for this agent
+            self._forget(job_goes_on=True)
         self._stop_listening()
-        if self._has_place:  # of a job that has not begun
-            self._forget()
         if isinstance(words, OtherJob):
             self.search.pass_by(self.leader_at, words)
         else:
@@ -233,7 +234,7 @@ class Following:
         local = self._local
         if self.is_job_over:
             local.hurry(local.processes)  # it waits for its members to end, unless it was told not to
-        elif local.code is None and not self._has_place:  # it, or another one, may take us yet
+        elif local.code is None and not self.has_place:  # it, or another one, may take us yet
             self._stop_listening()
             self.search.again(f"the leading agent has not answered ({why})")
         elif local.code is None and self._part.can_follow(is_gone=True):
@@ -272,6 +273,7 @@ class Following:
         if self._session is not None:
             self._session.close()
             self._session = None
+        self.was_in = True
         self._forget()
         self.search.again(f"the leading agent is lost ({why})")
 
@@ -284,7 +286,7 @@ class Following:
         agent.start_elsewhere()
 
     def _hold(self, is_held: bool) -> None:
-        if is_held == self._held.is_on or not self._has_place:
+        if is_held == self._held.is_on or not self.has_place:
             return
         local, part = self._local, self._part
         if is_held:
@@ -307,6 +309,7 @@ class Following:
             "cut off for too long: the job goes on without this agent, its ranks end, and it asks to join again"
         )
         self.search.look_for([self.leader_at, *self._part.where.values()], self._nobody_is_left)
+        self.was_in = True
         self._forget(job_goes_on=True)
         self._stop_listening()
         self.search.start()
@@ -316,7 +319,7 @@ class Following:
         self._part.forget(job_goes_on)
         self._local.processes.stillness.hold(False)
         self._held.close()
-        self._has_place = self.is_led = False
+        self.has_place = self.is_led = False
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -190,4 +190,5 @@ class Member:
         if over.code != ExitCode.OK and not over.story:
             self.say(f"the job is over: {over.reason}")
         self._following.is_job_over = True
-        self._following.end(over.code if self._following.was_in else ExitCode.OK, sent_to_all=over.sent_to_all)
+        has_had_place = self._following.has_place or self._following.was_in
+        self._following.end(over.code if has_had_place else ExitCode.OK, sent_to_all=over.sent_to_all)

@@ -22,8 +22,9 @@ from tests.launchers import free_port
 from tests.soak import strangers
 from tests.soak.case import Case, logs_of
 
-SILENT_S = 100.0
-"""Longer than anything that the agent waits for, but a slow script: a job whose logs tell nothing for that long hangs."""
+SILENT_S = 150.0
+"""Longer than anything that the agents wait for, their join timeout at most twice: a job whose logs tell nothing for that long
+hangs, but for a slow script."""
 LIMIT_S = 1500.0
 """For a whole job, on the busiest machine."""
 LOOK_EVERY_S = 2.0

@@ -66,13 +66,13 @@ def judge(case: Case, folder: Path, starts: list[Start]) -> str:
 
 
 def _has_stopped(start: Start) -> bool:
-    """Or has come to its end. Of agents that nothing has struck, and that did not come after it, each says the same. A job
-    before it, that too few were left of, has stopped."""
+    """Or has come to its end. Of agents that nothing has struck, and that did not come after it, each says the same. So for
+    a job before it: it has ended, or too few were left of it."""
     *before, last = start.jobs() or [set(start.codes)]
     for agents in before:
-        if not all(start.codes[i] for i in agents):
+        if len({start.codes[i] == 0 for i in agents}) != 1:
             raise Broken("wrong", f"the agents ended with {start.codes}, and {sorted(agents)} were in an older job")
-        if _agents_suffice(start.longest_log(agents), start):
+        if start.codes[min(agents)] and _agents_suffice(start.longest_log(agents), start):
             raise Broken("wrongly stopped", f"enough agents were left; {[start.output(i)[-400:] for i in agents]}")
     codes = {i: start.codes[i] for i in last}
     if len(set(codes.values())) != 1:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Callable
 
 import pytest
 
-from tests.launcher.cluster.test_agents import Agent, start
+from launcher.cluster.links import addresses, secret
+from launcher.cluster.wire import LedBy
+from odyssey.protocol.frames import packed
+from tests.launcher.cluster.links import open_to
+from tests.launcher.cluster.test_agents import Agent, endpoint_port, start
 from tests.launchers import free_port
 
 __all__ = ["start"]
@@ -52,6 +57,21 @@ def test_an_agent_begins_at_an_endpoint_whose_first_agent_is_lost_before_it_took
     first.until(lambda line: "the job begins here" in line)
     second = start(*PROGRAM, **given)
     assert_others_end_well([first, second], -1)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_agents_that_were_sent_on_to_a_job_that_is_over_begin_one_by_themselves(start: Callable[..., Agent], n: int) -> None:
+    """Nobody listens where it was led. None of them waits for another one of them that leads no job."""
+    agents = come(start, n, rdzv_conf="last_call_timeout=100")
+    port, over = endpoint_port(agents[0]), free_port()
+    with socket.create_connection(("127.0.0.1", addresses.control_ports(port)[0])) as connection:
+        older = LedBy("none", "127.0.0.1", over, endpoint="127.0.0.1")
+        open_to(connection, secret.key(os.environ, None), port).say_frame(packed(older))
+        agents[0].until(lambda line: f"it is led at 127.0.0.1:{over}" in line)
+    for agent in agents:
+        agent.until(lambda line: "leading at" in line or "joined the job" in line)
+    agents += come(start, 4 - n, rdzv_conf="last_call_timeout=100")
+    assert_others_end_well(agents, -1)
 
 
 @pytest.mark.parametrize("struck", [0, pytest.param(1, marks=pytest.mark.soak)], ids=["the leading agent", "a member"])
