@@ -49,10 +49,12 @@ class Places:
 
     def answered(self, address: Address, when: float) -> None:
         """Somebody did, who may not lead: the others are asked first next time."""
-        if address in self._asked:
-            self.ask_all_again()
         self._asked.add(address)
         self._answered[address] = when
+
+    def has_asked_all(self, address: Address) -> bool:
+        """This one answers again, so all others have been asked since it did."""
+        return address in self._asked
 
     def ask_all_again(self) -> None:
         """All have been asked."""
@@ -230,6 +232,8 @@ class LeaderSearch:
         return Connector(self._loop, addresses, self._key, port, connected=self._connected, failed=failed)
 
     def _connected(self, link: Link, address: Address) -> None:
+        if self._places.has_asked_all(address):
+            self._ask_all_again()
         self._places.answered(address, self._loop.clock())
         self._found(link, address)
 
@@ -238,13 +242,14 @@ class LeaderSearch:
             self._look_whether_gone(self._members, lambda: self.again(self._trouble))
         elif is_refused and self._before is None and self._begins_here():
             self.end()
-        elif not self._places.passed:
-            self.again(why)
         else:
-            moved = self._places.moved
-            if moved is not None and self._loop.clock() - self._began >= self._may_begin_s:
-                self._places.follow(moved)
-            self.again(self._trouble)
+            self.again(self._trouble if self._places.passed else why)
+        self._ask_all_again()
+
+    def _ask_all_again(self) -> None:
+        moved = self._places.moved
+        if moved is not None and self._loop.clock() - self._began >= self._may_begin_s:
+            self._places.follow(moved)
         self._places.ask_all_again()
 
     def _tell(self) -> None:

@@ -323,7 +323,7 @@ class TwoJobs:
             *(self.loop, KEY, self.port, 5.0),
             received=lambda message: self._received(session, address, message),
             hold=lambda is_held: None,
-            lost=lambda why: None,
+            lost=self.search.again,
             forgotten=lambda: pytest.fail("forgotten"),
         )
         self.sessions.append(session)
@@ -408,9 +408,10 @@ def test_where_only_agents_of_another_job_listen_an_agent_may_begin_its_own(two_
     assert len(begun) == 2 and not jobs.told
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["", "the agent there waits for a place later"])
 @pytest.mark.parametrize("leader", [AT_ENDPOINT, 3])
 def test_a_job_that_has_left_its_own_endpoint_is_joined_at_another_one_where_none_begins(
-    two_jobs: Callable[..., TwoJobs], leader: int
+    two_jobs: Callable[..., TwoJobs], leader: int, is_lost: bool
 ) -> None:
     """Not one that is led at its own: who wants that one looks there."""
     elsewhere = socket.create_server(("127.0.0.1", 0))
@@ -420,6 +421,9 @@ def test_a_job_that_has_left_its_own_endpoint_is_joined_at_another_one_where_non
     jobs.leads(leading)
     began, half_s = jobs.loop.now, RunOptions("").join_timeout_s / 2
     jobs.search.start()
+    jobs.until(lambda: jobs.said)
+    if is_lost:
+        jobs.other.give(wire.Join, lambda link, words: link.close())
     jobs.until(lambda: jobs.told or jobs.gave_up)
     leading.close()
     assert bool(jobs.told) == (leader != AT_ENDPOINT)
