@@ -246,6 +246,7 @@ class Session(Generic[R]):
             self._state.run_only(self.runner)  # others run, though Go may not have come here
         elif self.runner is not None:
             transaction.take(self.runner, result.values)
+        self._state.forget_unit()  # a Pause that comes before the script goes on asks for what there is of the next one
         self.has_acted = False
         self._control.change(lambda phase: phase.done(result))
         for report in self._state.reports(self.runner) if self.runner is not None else ():

@@ -16,7 +16,7 @@ import torch
 from msgspec.structs import replace
 
 from odyssey.plan.plan import Plan, StateFrom
-from odyssey.protocol.orders import Follow, Go, Pause
+from odyssey.protocol.orders import Follow, Go, Pause, Prepare
 from odyssey.protocol.reports import Broken, Committed, Failed, Hello, Paused, Ready
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
@@ -267,6 +267,36 @@ def test_a_rank_that_receives_its_layers_twice_trains_them(
     ready = agent.prepare(again)
 
     assert all(not report.problem for report in ready.values())
+    agent.go()
+    agent.finish()
+    assert_exact(tmp_path / "out.pt")
+
+
+def test_what_is_summed_of_a_unit_that_others_have_passed_is_nothing_of_the_next(
+    agent_of: Callable[..., MiniAgent], held: Held, tmp_path: Path
+) -> None:
+    """I2: Rank 1 takes the unit over while it prepares, and is paused before the others have come: it is at the next unit then,
+    of which nobody may take what is in its gradients for a part."""
+    agent = agent_of(3, *EXACT, *held.arguments, "--at-commit", 1, 3, "lose", "--out", tmp_path / "out.pt")
+    agent.start("1x3")
+    agent.go()
+    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    held.release()
+    agent.wait(Committed, 0, 2, when=lambda report: report.result.position == (3, 0))
+    agent.wait(Broken, 1)
+    paused = agent.pause()
+    assert (paused[1].position, paused[1].phase) == ((3, 0), "contributed")
+    assert [its.samples for its in paused[1].summed] == [((0, 15),)]
+
+    assert agent.plan is not None
+    plan = replace(agent.plan, generation=agent.generation, step=4, state_from=StateFrom.HOLDERS)
+    agent.order(Prepare(plan.generation, plan, agent.results, agent.boundaries), 1)
+    while agent.ping(1)[1].position != (4, 0):
+        pass
+    paused = agent.pause()
+
+    assert (paused[1].position, paused[1].summed) == ((4, 0), ())
+    agent.prepare(replace(plan, generation=agent.generation))
     agent.go()
     agent.finish()
     assert_exact(tmp_path / "out.pt")
