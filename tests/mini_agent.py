@@ -22,6 +22,7 @@ from launcher.processes.environment import ADDRESS, AGENT_FD
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Plan, Schedule
 from odyssey.plan.proof import prove
+from odyssey.plan.rest import Rest
 from odyssey.protocol.frames import Deframer, frame
 from odyssey.protocol.model_spec import Boundary
 from odyssey.protocol.orders import Command, Drain, Follow, Go, Measure, Pause, Ping, Prepare
@@ -196,9 +197,10 @@ class MiniAgent:
         self.send_prepare(plan)
         return self.wait_ready()
 
-    def send_prepare(self, plan: Plan) -> None:
+    def send_prepare(self, plan: Plan, *ranks: int, rest: Rest | None = None) -> None:
+        """To `ranks`, by default all."""
         self.generation, self.plan = max(plan.generation, self.generation), plan
-        self.order(Prepare(plan.generation, plan, self.results, self.boundaries))
+        self.order(Prepare(plan.generation, plan, self.results, self.boundaries, rest), *ranks)
 
     def wait_ready(self) -> dict[int, Ready]:
         ready = self.wait(Ready, when=lambda report: report.generation == self.generation)
@@ -264,16 +266,29 @@ class MiniAgent:
                         found[rank] = report
             if wanted == set(found):
                 return found
-            left_s = deadline_s - time.monotonic()
-            assert left_s > 0, f"no {kind.__name__} from ranks {sorted(wanted - set(found))}"
-            for key, _ in self._selector.select(left_s):
-                data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-                missing = wanted - set(found)
-                assert data or key.data not in missing, f"rank {key.data} ended while its {kind.__name__} was waited for"
-                if data:
-                    self._note(key.data, list(self._deframers[key.data].feed(data)))
-                else:
-                    self._selector.unregister(key.fileobj)
+            missing = wanted - set(found)
+            assert time.monotonic() < deadline_s, f"no {kind.__name__} from ranks {sorted(missing)}"
+            ended = self._read(deadline_s)
+            assert not missing & ended, f"ranks {sorted(missing & ended)} ended while their {kind.__name__} was waited for"
+
+    def until(self, what: Callable[[], bool]) -> None:
+        """Hear what the ranks report until it is so. `wait` finds all of it."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while not what():
+            last = {rank: [type(report).__name__ for report in its[-5:]] for rank, its in self.heard.items()}
+            assert time.monotonic() < deadline_s, f"not within {LIMIT_S:g} s; the last reports: {last}"
+            self._read(deadline_s)
+
+    def _read(self, deadline_s: float) -> set[int]:
+        """What there is, once there is something; the ranks whose ends have come."""
+        ended = set()
+        for key, _ in self._selector.select(max(0.0, deadline_s - time.monotonic())):
+            if data := key.fileobj.recv(1 << 16):  # type: ignore[union-attr]
+                self._note(key.data, list(self._deframers[key.data].feed(data)))
+            else:
+                self._selector.unregister(key.fileobj)
+                ended.add(key.data)
+        return ended
 
     def _note(self, rank: int, reports: list[Any]) -> None:
         self.reports[rank] += reports
