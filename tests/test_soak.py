@@ -394,7 +394,7 @@ def test_fifty_protected_jobs_change_nothing(tmp_path: Path, first_seed: int) ->
     total = soak_protected(first_seed, 50, tmp_path, at_once=2)
     print(total)
     assert not total.bad, str(total)
-    assert total.strategies["redundant"] >= 15, "too few losses were taken over"
+    assert total.strategies["redundant"] >= 17, "too few losses were taken over"
 
 
 @pytest.mark.soak
@@ -476,10 +476,11 @@ def _report(total: Total, machine: report.Machine) -> report.Report:
 @pytest.mark.soak
 @pytest.mark.timeout(10_800)
 @pytest.mark.parametrize("kind", ["ddp", "resilient"])
-@pytest.mark.parametrize("part", [1, 2, 3])
+@pytest.mark.parametrize("part", [0, 1, 2])
 def test_fifty_jobs_of_scripts_with_their_own_loops_are_exact(tmp_path, part, kind):
-    """A failing one, by the seed that its line names, again: `python -m tests.soak SEED --ddp 1`, or `--resilient 1`."""
-    seed = int(os.environ.get("ODYSSEY_SOAK_SEED") or secrets.randbelow(1_000_000))
+    """ODYSSEY_SOAK_SEED: of the first, else it is drawn. A failing one, by the seed that its line names, again:
+    `python -m tests.soak SEED --ddp 1`, or `--resilient 1`."""
+    seed = int(os.environ.get("ODYSSEY_SOAK_SEED") or secrets.randbelow(1_000_000)) + 50 * part
     command = [sys.executable, "-m", "tests.soak", str(seed), f"--{kind}", "50", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     print(done.stdout)

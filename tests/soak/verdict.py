@@ -50,7 +50,7 @@ def judge(case: Case, folder: Path, starts: list[Start]) -> str:
         _check_replay(start)
     has_stopped = [not start.is_killed and _has_stopped(start) for start in starts]
     logs = [start.log() for start in starts]
-    _check_losses(case, [event for log in logs for event in log])
+    _check_losses(case, [event for start in starts for log in start.logs(set(start.codes)) for event in reader.events(log)])
     _check_saves(logs)
     _check_checkpoint(case, logs, folder / "checkpoint")
     for start, log, stopped in zip(starts, logs, has_stopped, strict=True):
@@ -72,20 +72,26 @@ def _has_stopped(start: Start) -> bool:
     for agents in before:
         if len({start.codes[i] == 0 for i in agents}) != 1:
             raise Broken("wrong", f"the agents ended with {start.codes}, and {sorted(agents)} were in an older job")
+        _check_codes(start, agents)
         if start.codes[min(agents)] and _agents_suffice(start.longest_log(agents), start):
             raise Broken("wrongly stopped", f"enough agents were left; {[start.output(i)[-400:] for i in agents]}")
     codes = {i: start.codes[i] for i in last}
     if len(set(codes.values())) != 1:
         raise Broken("wrong", f"the agents ended with {codes}")
-    for i, code in codes.items():
-        for log in start.logs({i}):
-            ended = [event.body for event in reader.events(log) if isinstance(event.body, JobEnded)]
-            if ended and ended[-1].code != code:
-                raise Broken("wrong", f"agent {i}: exit code {code}, and its log ends with {ended}")
+    _check_codes(start, last)
     everybody = start.logs(set(start.codes))  # an agent that is told of the end may not have the log to its end
     if not any(codes.values()) and not any(isinstance(e.body, JobEnded) for log in everybody for e in reader.events(log)):
         raise Broken("wrong", "exit code 0, and no log tells of the end")
     return any(codes.values())
+
+
+def _check_codes(start: Start, agents: set[int]) -> None:
+    """Each agent's exit code is what its log ends with."""
+    for i in agents:
+        for log in start.logs({i}):
+            ended = [event.body for event in reader.events(log) if isinstance(event.body, JobEnded)]
+            if ended and ended[-1].code != start.codes[i]:
+                raise Broken("wrong", f"agent {i}: exit code {start.codes[i]}, and its log ends with {ended}")
 
 
 def _check_replay(start: Start) -> None:
@@ -98,11 +104,11 @@ def _check_replay(start: Start) -> None:
 # -- what was trained --------------------------------------------------------------------------------------------------
 
 
-def _check_losses(case: Case, log: list[Event]) -> None:
+def _check_losses(case: Case, events: list[Event]) -> None:
     """Every result that the job made final is the oracle's, and there is one of each."""
     expected, tolerance = recipe.expected_of(case.recipe), TOLERANCE[case.recipe.dtype]
     final: dict[tuple[object, str], float] = {}
-    for event in log:
+    for event in events:
         body = event.body
         if not isinstance(body, Committed) or body.result.kind not in ("step", "evaluate"):
             continue
