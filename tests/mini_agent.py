@@ -280,7 +280,7 @@ class MiniAgent:
             self._read(deadline_s)
 
     def _read(self, deadline_s: float) -> set[int]:
-        """What there is, once there is something; the ranks whose ends have come."""
+        """Wait until something comes, and take it in. Answers which ranks have ended."""
         ended = set()
         for key, _ in self._selector.select(max(0.0, deadline_s - time.monotonic())):
             if data := key.fileobj.recv(1 << 16):  # type: ignore[union-attr]

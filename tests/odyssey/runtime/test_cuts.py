@@ -6,7 +6,7 @@ only leaves those at the next step, before the gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -27,6 +27,13 @@ __all__ = ["agent_of", "forks", "nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
 LAYOUTS = {"1x2": 2, "2x1": 2, "1x3": 3, "3x1": 3, "2x2": 4, "1x4": 4}
 """And how many ranks they have."""
+
+
+@pytest.fixture
+def held(nothing_left: None, tmp_path: Path) -> Iterator[Held]:
+    held = Held(tmp_path / "hold", N_STEPS - 1)
+    yield held
+    held.release()
 
 
 class Cuts:
@@ -95,11 +102,12 @@ class Cuts:
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 100))])
-def test_whatever_is_cut_when_all_steps_are_exact(agent_of: Callable[..., MiniAgent], seed: int, tmp_path: Path) -> None:
+def test_whatever_is_cut_when_all_steps_are_exact(
+    agent_of: Callable[..., MiniAgent], held: Held, seed: int, tmp_path: Path
+) -> None:
     random = Random(seed)
     layout = random.choice([*LAYOUTS])
     n_ranks = LAYOUTS[layout]
-    held = Held(tmp_path / "hold", N_STEPS - 1)
     losses = [("--at-commit", random.randrange(n_ranks), random.randrange(N_STEPS - 1), "lose") for _ in range(3)]
     words = [word for loss in losses for word in loss]
     agent = agent_of(n_ranks, *EXACT, *held.arguments, *words, "--out", tmp_path / "out.pt")
