@@ -13,7 +13,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, Note, PlanChosen, RankLost
 from launcher.options import RunOptions
+from launcher.planning.live_profile import LiveProfile
 from perfmodel.profile import profile as profiles
+from perfmodel.profile.profile import Profile
 from tests import ROOT
 from tests.agent_runs import Ran, nothing_left
 from tests.held import Held
@@ -67,8 +69,16 @@ def test_a_copy_is_made_of_what_two_losses_have_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variant", "point"), [("average/2", "loop"), pytest.param("evaluated/2", "evaluation", marks=pytest.mark.soak)]
 )
-def test_a_rank_that_comes_back_makes_a_copy_whole(variant: str, point: str, tmp_path: Path) -> None:
-    """Behind a step all wait until it is about to be taken in; what the loop did before comes with the state."""
+def test_a_rank_that_comes_back_makes_a_copy_whole(
+    variant: str, point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a step all wait until it is about to be taken in; what the loop did before comes with the state. A process is said
+    to take a minute to start: on a busy machine, whose steps are slow, it would pay to wait for it otherwise."""
+
+    def spawned_in_a_minute(self: LiveProfile, profile: Profile) -> Profile:
+        return replace(profile, recovery=replace(profile.recovery, spawn_s=60.0))
+
+    monkeypatch.setattr(LiveProfile, "_with_spawn", spawned_in_a_minute)
     (tmp_path / "first").mkdir()
     assert Ran(options(tmp_path / "first", "plain/2", n_ranks_per_node=4, write_profile=tmp_path / "measured.json")).code == 0
     measured = profiles.read(tmp_path / "measured.json")
