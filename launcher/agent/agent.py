@@ -169,6 +169,11 @@ class Agent:
     def decides(self) -> bool:
         return True
 
+    @property
+    def is_needed(self) -> bool:
+        """An agent that leaves ends when another one leads."""
+        return False
+
     def start(self) -> None:
         """Begin as soon as all agents that are waited for are here."""
         options = self._local.options

@@ -89,6 +89,9 @@ class Following:
         """The agent that leads has said so, and waits for this one to end."""
         self.leaves_by: signal.Signals | None = None
         """The signal that this agent leaves by, as soon as its ranks have."""
+        self.has_voice = False
+        """This agent has left, and the others have not decided without it yet: without its vote they may be too few to, if one
+        of them is lost."""
 
     def comes_to_lead(self) -> int:
         """Nobody leads this agent any more, and it serves the store. Answers who led it."""
@@ -213,12 +216,15 @@ class Following:
         return str(self.leader_at) if self.has_place else self.search.where
 
     def is_sent_on(self, words: LedBy | OtherJob) -> None:
-        """Another agent leads, or this is another job."""
+        """Another agent leads, or this is another job, or this job is given up for an older one."""
         assert self._session is not None
+        if self._part.has_begun and isinstance(words, LedBy):
+            at = Address(words.host, words.port)
+            self._local.sink.say(f"the job here is given up for an older one: its ranks end, and this agent joins that at {at}")
         self._session.send(Leaving("sent on"))  # which is not to be seen otherwise where this agent still listens
         self._session.close()
         self._session = None
-        if self.has_place:  # of a job that does not begin: nobody of it will look for this agent
+        if self.has_place:  # nobody of the job, which does not begin or is given up, will look for this agent
             self._forget(job_goes_on=True)
         self._stop_listening()
         if isinstance(words, OtherJob):
@@ -234,6 +240,8 @@ class Following:
         local = self._local
         if self.is_job_over:
             local.hurry(local.processes)  # it waits for its members to end, unless it was told not to
+        elif self.has_voice:
+            self._part.can_follow(is_gone=True)
         elif local.code is None and not self.has_place:  # it, or another one, may take us yet
             self._stop_listening()
             self.search.again(f"the leading agent has not answered ({why})")
@@ -324,11 +332,21 @@ class Following:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def leave(self, number: signal.Signals) -> None:
-        """Now, by this signal."""
+        """Now, by this signal. Its ranks end; it votes until the others have decided without it."""
         reason, code = ending(number)
         self._local.sink.say(f"{reason}; this agent leaves the job")
         self.tell(Leaving(reason))
+        agreement, numbers = self._part.agreement, {self._part.leader, self._part.number}
+        if self._local.code is None and agreement is not None and agreement.voters - numbers:
+            self.has_voice = True
+            self._local.loop.later(HOLD_DETECTS * self._local.options.detect_s, self.lose_voice)
         self.end(code, number)
+
+    def lose_voice(self) -> None:
+        """Nobody counts on this agent any more."""
+        if self.has_voice:
+            self.has_voice = False
+            self._part.close()
 
     def _nobody_is_left(self, addresses: Sequence[Address]) -> None:
         where = ", ".join(map(str, addresses[:3])) + (f" and {len(addresses) - 3} more" if len(addresses) > 3 else "")
@@ -348,7 +366,8 @@ class Following:
         if local.code is None:
             local.code = code
             self.search.end()
-            self._part.close()
+            if not self.has_voice:
+                self._part.close()
             local.processes.stillness.hold(False)
             if sent_to_all is not None:
                 local.end_ranks(sent_to_all)

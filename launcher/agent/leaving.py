@@ -3,6 +3,7 @@
 SIGTERM ─► NoticeGiven ─► its ranks have left ─► AgentLost, of itself ─► another one is elected (replication.py)
 
 The others know who leads before this agent is gone, so its loss has not to be noticed, and of two agents the other one goes on.
+Where ranks are ending their scripts already nothing is moved: this agent ends with the job.
 """
 
 from __future__ import annotations
@@ -25,16 +26,24 @@ class Leaving:
         self._leader = leader
         self._replication = replication
         self.is_asked = False
+        self._waits: signal.Signals | None = None
+        """The signal that this agent was told to leave by while ranks were ending their scripts."""
         self._by: signal.Signals | None = None
         """The signal that this agent leaves by, while its ranks have not."""
         self._code = 0
 
     def begin(self, number: signal.Signals) -> bool:
-        """Answers whether this agent leaves: only a Job that trains, and that others have ranks of, goes on without it."""
+        """Answers whether this agent leaves, or the job ends by itself: only a Job that trains, and that others have ranks of,
+        goes on without it."""
         us, sink = self._leader.us, self._local.sink
+        reason, _ = ending(number)
+        if self._coordination.ends_beside(us):
+            self._waits = number
+            sink.say(f"{reason}; ranks are ending their scripts, and this agent ends with them")
+            return True
         if not self._coordination.goes_on_without(us):
             return False
-        self._by, (reason, _) = number, ending(number)
+        self._by = number
         sink.say(f"{reason}; what the ranks here hold is moved away, then another agent leads and this one leaves the job")
         if ranks := tuple(self._coordination.ranks_of(us)):
             sink.event(NoticeGiven(ranks, f"agent {us.number} ({us.host}) was {reason}", is_certain=True))
@@ -45,6 +54,9 @@ class Leaving:
         """Something has happened: that all ranks here have ended, or that this agent is none of the job's any more."""
         if isinstance(decided, AgentLost) and decided.agent.number == self._leader.number:
             self._replication.depart(self._code)
+        elif self._waits is not None and self._coordination.goes_on_without(self._leader.us):  # what ended has begun again
+            number, self._waits = self._waits, None
+            self.begin(number)
         else:
             self._look_at_ranks()
 

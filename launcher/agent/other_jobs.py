@@ -1,13 +1,13 @@
 """An agent that leads hears of other jobs of the same run id.
 It joins one that lives if it has begun none; of two that have begun, each where nobody of the other could be heard, the
-younger one ends.
+younger one is given up, and its agents join the older one.
 
 here, and at the endpoint: LedBy, from who leads the other one; StillLives, from who looks for one that leads it
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from launcher.agent.part import Part
 from launcher.cluster.endpoint import AT_ENDPOINT
@@ -18,8 +18,6 @@ from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links.connect import Address
 from launcher.cluster.links.link import Link
 from launcher.cluster.wire import LedBy, StillLives
-from launcher.joblog.events import StopRequested
-from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError
 from odyssey.protocol.frames import packed
 
@@ -43,6 +41,8 @@ class OtherJobs:
         self._leader = leader
         self._quorum = quorum
         self._endpoint: EndpointWatch | None = None
+        self.give_up: Callable[[], None] = lambda: None
+        """Have the job here end at once, as its agents join another one."""
         if part.listener is not None:
             part.listener.give(LedBy, self._told)
             part.listener.give(StillLives, self._lives)
@@ -76,9 +76,7 @@ class OtherJobs:
             pass  # it looks at its own endpoint, which is on this host, and where another agent may begin a job
         elif self._roster.is_of(words.run_id) and not self._roster.has_begun:
             at = Address(words.host, words.port)
-            self._leader.end(words)
-            part.local.sink.say(f"the job of this endpoint goes on: it is led at {at}, and this agent joins it there")
-            self.joins(at, was_in=False)
+            self._all_join(words, f"the job of this endpoint goes on: it is led at {at}, and this agent joins it there")
         elif self._roster.is_of(words.run_id) and ours is not None and words.job is not None and words.job != ours:
             if words.job < ours:
                 self._ends(words)
@@ -91,6 +89,12 @@ class OtherJobs:
         if self._roster.is_of(words.run_id) and not self._roster.has_begun:
             self._quorum.wait()
 
+    def _all_join(self, words: LedBy, what: str) -> None:
+        """All agents that this one leads, and itself."""
+        self._leader.end(words)
+        self._part.local.sink.say(what)
+        self.joins(Address(words.host, words.port), was_in=False)
+
     def joins(self, address: Address, others: Sequence[Address] = (), *, was_in: bool) -> None:
         """Another one leads this agent from now on, which has begun no job, or (`was_in`) whose own goes on, with `others`."""
         local = self._part.local
@@ -98,9 +102,9 @@ class OtherJobs:
             local.begin_anew(LedElsewhere(address, others, was_in=was_in))
 
     def _ends(self, older: LedBy) -> None:
-        what = f"an older job of this --rdzv-id is led at {Address(older.host, older.port)}, so this one ends"
-        help = "start its agents again: they join the other one"
-        self._part.local.sink.event(StopRequested(what, ExitCode.FAILED, help))
+        what = f"an older job of this --rdzv-id is led at {Address(older.host, older.port)}"
+        self._all_join(older, f"{what}: this one is given up, its ranks end, and its agents join that one")
+        self.give_up()
 
     def close(self) -> None:
         """The endpoint is not looked at any more."""

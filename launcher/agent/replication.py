@@ -34,6 +34,7 @@ class Replication:
         self._hangs = hangs
         self._end = end
         self.other_jobs = other_jobs
+        other_jobs.give_up = self._give_up
         self._decided: Callable[[Event], None] = lambda event: None
         self._is_founded = False
         """There is a log that all agree on."""
@@ -177,6 +178,11 @@ class Replication:
     def _leave(self, code: int) -> None:
         self._goes_apart(code)
         self._local.hurry(self._local.processes)  # of other agents' ranks this one decides nothing
+
+    def _give_up(self) -> None:
+        """The agents of this job join another one; this one ends when the others have gone."""
+        self._end.apart(ExitCode.FAILED)
+        self._local.processes.kill_all()
 
     def hand_over(self) -> None:
         """Another agent is to lead."""

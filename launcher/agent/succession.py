@@ -35,13 +35,15 @@ class Succession:
 
     @property
     def hears_leader(self) -> bool:
-        return self._following.hears_leader
+        return self._following.has_voice or self._following.hears_leader
 
     def snapshot(self) -> bytes:
         return packed(self._part.coordination.state)
 
     def vote(self, voters: frozenset[int]) -> None:
-        """This agent among them, or not: the agreement knows."""
+        """This agent among them, or not: the agreement knows, and one that leaves has waited for it."""
+        if self._part.number not in voters:
+            self._following.lose_voice()
 
     def decided(self, data: bytes) -> None:
         part, event = self._part, decode(data)
@@ -57,7 +59,7 @@ class Succession:
             case UnitFinal(result=result):
                 part.reported.is_final(result.position)
         actions = part.coordination.take(event)
-        if self._is_led_by_who_decides:
+        if self._is_led_by_who_decides and part.local.code is None:
             part.reconciliation.follow(event, actions)
         part.log.append(event)
         for action in actions:
@@ -102,6 +104,8 @@ class Succession:
     def leads(self, does_it: bool) -> None:
         """From here on this agent does."""
         part, following = self._part, self._following
+        if does_it and following.has_voice and part.agreement is not None:  # only who leads could have had it elected
+            part.agreement.leave(agent.number for agent in part.coordination.state.world.agents)
         if not does_it or part.local.code is not None:
             return
         before = following.comes_to_lead()

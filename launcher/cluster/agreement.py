@@ -125,9 +125,14 @@ class Agreement:
         return self._was_in_charge
 
     @property
+    def voters(self) -> frozenset[int]:
+        """Those who vote, as far as it is known here."""
+        return self._node.configuration.voters
+
+    @property
     def is_alone_enough(self) -> bool:
         """Nobody else votes."""
-        return self._node.configuration.voters == {self.me}
+        return self.voters == {self.me}
 
     def are_enough(self, numbers: Set[int]) -> bool:
         """Whether these could decide, this agent among them. Before the log begins whoever leads decides alone."""

@@ -1,7 +1,7 @@
 """Agents of a job look at the endpoint again and again, unless they are there themselves, and say that the job lives.
 An agent that comes anew to it begins a job there if nobody says so.
 
-who leads ─► LedBy ─► who has begun no job: joins; a younger one: ends it; an older one: LedBy ─► the job here ends
+who leads ─► LedBy ─► who has begun no job: joins; a younger one: gives it up; an older one: LedBy ─► the job here does
 who looks for one that leads ─► StillLives ─► who has begun no job waits
 """
 

@@ -60,6 +60,10 @@ class Role(Reader, Protocol):
     def decides(self) -> bool:
         """Whether the job ends when this agent is told to; else it alone does."""
 
+    @property
+    def is_needed(self) -> bool:
+        """Others count on this agent for a while, though its end has begun."""
+
     def start(self) -> None:
         """The processes are about to be there."""
 
@@ -194,7 +198,7 @@ class LocalAgent:
     def _is_over(self, ranks: Ranks) -> bool:
         if self.code is None:
             return False
-        return self.is_hurried or (ranks.have_ended and self.processes.streams.are_shown)
+        return self.is_hurried or (ranks.have_ended and self.processes.streams.are_shown and not self._present.is_needed)
 
     def fail(self, error: OdysseyError) -> None:
         """Have `run` raise this in the end, unless there is a reason already."""

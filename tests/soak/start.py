@@ -83,9 +83,10 @@ class Start:
         few were left to go on, begins another."""
         began: dict[float, set[int]] = {}
         for i in set(self.codes) - self.hit:
-            events = [event for log in self.logs({i}) for event in reader.events(log) if isinstance(event.body, JobStarted)]
+            logs = sorted(self.logs({i}), key=lambda log: log.stat().st_mtime)  # the last one is of the last job
+            events = [event for log in logs[-1:] for event in reader.events(log) if isinstance(event.body, JobStarted)]
             if events:
-                began.setdefault(max(event.time for event in events), set()).add(i)
+                began.setdefault(events[-1].time, set()).add(i)
         return [agents for _, agents in sorted(began.items())]
 
     def log(self) -> list[Event]:

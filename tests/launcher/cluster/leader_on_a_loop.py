@@ -97,7 +97,9 @@ class LeaderOnALoop:
             number=number,
             coordination=SimpleNamespace(job=None),
         )
-        OtherJobs(self.part, self.roster, self.within, quorum)
+        self.given_up: list[str] = []
+        others = OtherJobs(self.part, self.roster, self.within, quorum)
+        others.give_up = lambda: self.given_up.append(self.said[-1])
         self.connections: list[socket.socket] = []
 
     def _fail(self, error: OdysseyError) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -403,6 +404,42 @@ def test_an_agent_that_is_told_to_end_does_not_come_again(start: Callable[..., A
     first.process.send_signal(signal.SIGTERM)
     assert first.end() == 143
     assert not any("asks to join again" in line for line in second.lines), second.lines
+
+
+def test_an_agent_that_leaves_has_a_voice_until_the_others_have_decided_without_it(start: Callable[..., Agent]) -> None:
+    """The leading one of four stands still, so nothing is decided, and is lost: those that stay are half, and not enough."""
+    given = {"nnodes": "2:4", "max_restarts": 9, "detect": "2s", "rdzv_conf": "last_call_timeout=60"}
+    first = start("--wait", "2", **given)
+    first.until(lambda line: "leading at" in line)
+    leaves, *stay = others = [start("--wait", "2", **given) for _ in range(3)]
+    for agent in (first, *others):
+        agent.until(lambda line: line.startswith("SEAT 0 "))
+    first.process.send_signal(signal.SIGSTOP)
+    leaves.process.terminate()
+    leaves.until(lambda line: "this agent leaves the job" in line)
+    first.process.kill()
+    assert [agent.end() for agent in stay] == [0, 0], stay[0].lines + stay[1].lines
+    assert leaves.end() == 143, leaves.lines
+
+
+def test_the_agent_that_leads_waits_for_ranks_at_the_end_of_their_scripts(start: Callable[..., Agent], tmp_path: Path) -> None:
+    """Their scripts save, for instance: SIGTERM to one agent is nothing that has the others' end."""
+    held, script = Held(tmp_path / "held", 0), tmp_path / "ends_slowly.py"
+    script.write_text(f"import atexit, fcntl, runpy\natexit.register(lambda: fcntl.flock(open({str(tmp_path / 'held')!r}), "
+                      f"fcntl.LOCK_SH))\nrunpy.run_path({TRAIN!r}, run_name='__main__')\n")  # fmt: skip
+    given = {"script": str(script), "layout": "2x1"}
+    first = start("--steps", "5", **given)
+    first.until(lambda line: "leading at" in line)
+    second = start("--steps", "5", **given)
+    first.until(lambda line: line.startswith("step 4 "))
+    deadline = time.monotonic() + PATIENCE_S
+    while sum(log.read_text().count('"rank_finished"') for log in (tmp_path / "logs0").glob("*/events.jsonl")) < 2:
+        assert time.monotonic() < deadline, first.lines
+        time.sleep(0.02)
+    first.process.terminate()
+    first.until(lambda line: "ranks are ending their scripts, and this agent ends with them" in line)
+    held.release()
+    assert first.end() == second.end() == 0, first.lines + second.lines
 
 
 def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from launcher.cluster.endpoint import AT_ENDPOINT
 from launcher.cluster.links.connect import Address
 from launcher.cluster.wire import WhichJob
 from launcher.host.fitness.findings import Device, HostReport
-from launcher.joblog.events import AgentInfo, Cause, CauseKind, RankExited, RankLost, RankStarted, StopRequested
+from launcher.joblog.events import AgentInfo, Cause, CauseKind, RankExited, RankLost, RankStarted
 from launcher.options import Rendezvous
 from odyssey.protocol.reports import Finished
 from tests.launcher.cluster.leader_on_a_loop import LeaderOnALoop, leader, packed
@@ -279,7 +279,7 @@ def test_who_waits_for_a_place_and_says_that_it_goes_is_not_waited_for(leader: L
     leader.until(lambda: leader.within.have_left)
 
 
-def test_of_two_jobs_that_have_begun_the_younger_one_ends(leader: LeaderOnALoop) -> None:
+def test_of_two_jobs_that_have_begun_the_younger_one_is_given_up(leader: LeaderOnALoop) -> None:
     leader.roster.has_begun, leader.part.coordination.job = True, WhichJob(5.0, "h1:7")
     older, same, younger = WhichJob(4.0, "h9:1"), WhichJob(5.0, "h1:7"), WhichJob(5.0, "h2:7")
     for job, found, answer in ((None, 0, False), (same, 0, False), (younger, 0, True), (older, 1, False)):
@@ -291,9 +291,8 @@ def test_of_two_jobs_that_have_begun_the_younger_one_ends(leader: LeaderOnALoop)
             words = msgspec.msgpack.decode(peer.hear_frame(), type=wire.LedBy)
             assert words == wire.LedBy("", "127.0.0.1", leader.address[1], leader.part.coordination.job, "127.0.0.1")
         assert leader.ends(peer.connection)
-        assert len(leader.fed) == found
-    (stop,) = leader.fed
-    assert isinstance(stop, StopRequested) and "led at 10.0.0.7:5" in stop.reason and not leader.led_elsewhere
+        assert len(leader.given_up) == found
+    assert leader.led_elsewhere == [Address("10.0.0.7", 5)] and "led at 10.0.0.7:5" in leader.said[-1]
 
 
 @pytest.mark.parametrize("number", [AT_ENDPOINT, 5])
@@ -304,10 +303,10 @@ def test_a_job_with_another_endpoint_is_no_older_one_of_this_one(number: int) ->
     try:
         leader.roster.has_begun, leader.part.coordination.job = True, WhichJob(5.0, "h1:7")
         for endpoint, is_heard in (("other", number == AT_ENDPOINT), ("127.0.0.1", True)):
-            n, peer = len(leader.fed), leader.peer()
+            n, peer = len(leader.given_up), leader.peer()
             peer.say_frame(packed(wire.LedBy("", "10.0.0.7", 5, WhichJob(4.0, "h9:1"), endpoint)))
             assert leader.ends(peer.connection)
-            assert (len(leader.fed) > n) == is_heard
+            assert (len(leader.given_up) > n) == is_heard
     finally:
         leader.close()
 
