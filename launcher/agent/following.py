@@ -89,9 +89,10 @@ class Following:
         """The agent that leads has said so, and waits for this one to end."""
         self.leaves_by: signal.Signals | None = None
         """The signal that this agent leaves by, as soon as its ranks have."""
+        self._has_left = ""
+        """Why this agent has, once it has told."""
         self.has_voice = False
-        """This agent has left, and the others have not decided without it yet: without its vote they may be too few to, if one
-        of them is lost."""
+        """It has left, and the others have not decided without it yet: they may be too few to, if one of them is lost."""
 
     def comes_to_lead(self) -> int:
         """Nobody leads this agent any more, and it serves the store. Answers who led it."""
@@ -177,7 +178,9 @@ class Following:
         self._session = session = self._make_session()
         for message in reported.said():
             session.send(message)
-        if self.leaves_by is not None:
+        if self._has_left:
+            session.send(Leaving(self._has_left))
+        elif self.leaves_by is not None:
             session.send(WantsToLeave(ending(self.leaves_by)[0]))
         session.follow(address, Attach(session.token, number, reported.told(), self._local.report), is_held=True)
 
@@ -189,10 +192,10 @@ class Following:
         environments.run_id = welcome.run_id
         environments.store = StoreAddress(welcome.master_addr or self.leader_at.host, welcome.master_port)
         self.is_led = True
-        if self.has_place:
+        if self.has_place and self._local.code is None:
             self._local.sink.say(f"agent {welcome.leader} leads from now on, at {self.leader_at}")
             self._part.reconciliation.all()
-        else:
+        elif not self.has_place:
             self._session.is_welcome()
             name = self.search.name_of(self.leader_at)
             self._local.sink.say(f"joined the job led at {name} as its agent {welcome.number}")
@@ -240,8 +243,10 @@ class Following:
         local = self._local
         if self.is_job_over:
             local.hurry(local.processes)  # it waits for its members to end, unless it was told not to
-        elif self.has_voice:
+        elif self.has_voice:  # the next one is elected soon, unless the job has ended, or all agents leave
             self._part.can_follow(is_gone=True)
+            session = self._session
+            local.loop.later(local.options.detect_s, lambda: self.lose_voice() if self._session is session else None)
         elif local.code is None and not self.has_place:  # it, or another one, may take us yet
             self._stop_listening()
             self.search.again(f"the leading agent has not answered ({why})")
@@ -294,7 +299,7 @@ class Following:
         agent.start_elsewhere()
 
     def _hold(self, is_held: bool) -> None:
-        if is_held == self._held.is_on or not self.has_place:
+        if is_held == self._held.is_on or not self.has_place or self.has_voice:
             return
         local, part = self._local, self._part
         if is_held:
@@ -336,9 +341,11 @@ class Following:
         reason, code = ending(number)
         self._local.sink.say(f"{reason}; this agent leaves the job")
         self.tell(Leaving(reason))
+        self._has_left = reason
         agreement, numbers = self._part.agreement, {self._part.leader, self._part.number}
         if self._local.code is None and agreement is not None and agreement.voters - numbers:
             self.has_voice = True
+            self._held.close()
             self._local.loop.later(HOLD_DETECTS * self._local.options.detect_s, self.lose_voice)
         self.end(code, number)
 

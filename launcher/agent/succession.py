@@ -66,6 +66,7 @@ class Succession:
             if isinstance(action, Record):
                 if isinstance(action.body, JobEnded):
                     part.ended = action.body
+                    self._following.lose_voice()
                 elif isinstance(action.body, GenerationStarted):
                     part.reported.began(part.coordination.generation)
                 part.log.append(Event(event.time, part.coordination.generation, "coordinator", action.body))
@@ -96,10 +97,11 @@ class Succession:
     # -- who leads -----------------------------------------------------------------------------------------------------
 
     def led_by(self, number: int) -> None:
-        part = self._part
-        if number != part.leader and part.local.code is None and number in part.where:
+        part, following = self._part, self._following
+        is_in = part.local.code is None or following.has_voice
+        if number != part.leader and is_in and number in part.where:
             part.leader = number
-            self._following.follow(part.where[number])
+            following.follow(part.where[number])
 
     def leads(self, does_it: bool) -> None:
         """From here on this agent does."""
