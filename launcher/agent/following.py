@@ -221,6 +221,9 @@ class Following:
     def is_sent_on(self, words: LedBy | OtherJob) -> None:
         """Another agent leads, or this is another job, or this job is given up for an older one."""
         assert self._session is not None
+        if self.has_voice:
+            self.lose_voice()
+            return
         if self._part.has_begun and isinstance(words, LedBy):
             at = Address(words.host, words.port)
             self._local.sink.say(f"the job here is given up for an older one: its ranks end, and this agent joins that at {at}")

@@ -90,10 +90,14 @@ class OtherJobs:
             self._quorum.wait()
 
     def _all_join(self, words: LedBy, what: str) -> None:
-        """All agents that this one leads, and itself."""
+        """All agents that this one leads, and itself, unless they end already."""
+        if self._part.local.code is not None:
+            return
         self._leader.end(words)
         self._part.local.sink.say(what)
         self.joins(Address(words.host, words.port), was_in=False)
+        if self._roster.has_begun:
+            self.give_up()
 
     def joins(self, address: Address, others: Sequence[Address] = (), *, was_in: bool) -> None:
         """Another one leads this agent from now on, which has begun no job, or (`was_in`) whose own goes on, with `others`."""
@@ -104,7 +108,6 @@ class OtherJobs:
     def _ends(self, older: LedBy) -> None:
         what = f"an older job of this --rdzv-id is led at {Address(older.host, older.port)}"
         self._all_join(older, f"{what}: this one is given up, its ranks end, and its agents join that one")
-        self.give_up()
 
     def close(self) -> None:
         """The endpoint is not looked at any more."""
