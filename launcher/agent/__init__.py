@@ -12,7 +12,8 @@ executor.py      does what the coordinator has decided; orders.py: what it tells
 report_router.py what ranks say, as events and to those whom it concerns; units.py: which units are final;
                  introductions.py: where they reach each other
 job_log.py       what is told of the job to people and programs
-job_start.py     how a job begins; job_end.py: how it ends; leaving.py: how it goes on without this agent
+job_start.py     how a job begins; job_end.py: how it ends; leaving.py: how it goes on without this agent;
+                 voice.py: which votes on for a moment
 remote_commands.py  what commands of `odyssey` find of an agent, from any host; notice_socket.py: where there is one agent
 awaited.py       what the leading agent waits for
 drills.py        `--drill`: faults on purpose

@@ -118,11 +118,6 @@ class Coordination:
         staying = self.state.staying if isinstance(self.state, JobState) else ()
         return self.is_job_in_force and any(self.home_of(rank) != agent.number for rank in staying)
 
-    def ends_beside(self, agent: AgentInfo) -> bool:
-        """Ranks are ending their scripts, other agents' among them."""
-        has_others = any(self.home_of(rank) != agent.number for rank in self.state.world.alive)
-        return has_others and self.state.status is Status.FINISHING
-
     def counts_on(self, ranks: Iterable[Rank]) -> bool:
         """The generation in force, or the one to come, needs one of these."""
         return any(map(self.state.world.ranks.is_member, ranks))

@@ -89,10 +89,6 @@ class Following:
         """The agent that leads has said so, and waits for this one to end."""
         self.leaves_by: signal.Signals | None = None
         """The signal that this agent leaves by, as soon as its ranks have."""
-        self._has_left = ""
-        """Why this agent has, once it has told."""
-        self.has_voice = False
-        """It has left, and the others have not decided without it yet: they may be too few to, if one of them is lost."""
 
     def comes_to_lead(self) -> int:
         """Nobody leads this agent any more, and it serves the store. Answers who led it."""
@@ -178,8 +174,8 @@ class Following:
         self._session = session = self._make_session()
         for message in reported.said():
             session.send(message)
-        if self._has_left:
-            session.send(Leaving(self._has_left))
+        if self._part.voice.is_needed:
+            session.send(Leaving(self._part.voice.reason))
         elif self.leaves_by is not None:
             session.send(WantsToLeave(ending(self.leaves_by)[0]))
         session.follow(address, Attach(session.token, number, reported.told(), self._local.report), is_held=True)
@@ -221,8 +217,8 @@ class Following:
     def is_sent_on(self, words: LedBy | OtherJob) -> None:
         """Another agent leads, or this is another job, or this job is given up for an older one."""
         assert self._session is not None
-        if self.has_voice:
-            self.lose_voice()
+        if self._part.voice.is_needed:
+            self._part.voice.lose()
             return
         if self._part.has_begun and isinstance(words, LedBy):
             at = Address(words.host, words.port)
@@ -246,10 +242,10 @@ class Following:
         local = self._local
         if self.is_job_over:
             local.hurry(local.processes)  # it waits for its members to end, unless it was told not to
-        elif self.has_voice:  # the next one is elected soon, unless the job has ended, or all agents leave
+        elif self._part.voice.is_needed:
             self._part.can_follow(is_gone=True)
             session = self._session
-            local.loop.later(local.options.detect_s, lambda: self.lose_voice() if self._session is session else None)
+            self._part.voice.is_last(lambda: self._session is session)
         elif local.code is None and not self.has_place:  # it, or another one, may take us yet
             self._stop_listening()
             self.search.again(f"the leading agent has not answered ({why})")
@@ -302,7 +298,7 @@ class Following:
         agent.start_elsewhere()
 
     def _hold(self, is_held: bool) -> None:
-        if is_held == self._held.is_on or not self.has_place or self.has_voice:
+        if is_held == self._held.is_on or not self.has_place or self._part.voice.is_needed:
             return
         local, part = self._local, self._part
         if is_held:
@@ -344,19 +340,11 @@ class Following:
         reason, code = ending(number)
         self._local.sink.say(f"{reason}; this agent leaves the job")
         self.tell(Leaving(reason))
-        self._has_left = reason
         agreement, numbers = self._part.agreement, {self._part.leader, self._part.number}
         if self._local.code is None and agreement is not None and agreement.voters - numbers:
-            self.has_voice = True
+            self._part.voice.keep(reason)
             self._held.close()
-            self._local.loop.later(HOLD_DETECTS * self._local.options.detect_s, self.lose_voice)
         self.end(code, number)
-
-    def lose_voice(self) -> None:
-        """Nobody counts on this agent any more."""
-        if self.has_voice:
-            self.has_voice = False
-            self._part.close()
 
     def _nobody_is_left(self, addresses: Sequence[Address]) -> None:
         where = ", ".join(map(str, addresses[:3])) + (f" and {len(addresses) - 3} more" if len(addresses) > 3 else "")
@@ -376,7 +364,7 @@ class Following:
         if local.code is None:
             local.code = code
             self.search.end()
-            if not self.has_voice:
+            if not self._part.voice.is_needed:
                 self._part.close()
             local.processes.stillness.hold(False)
             if sent_to_all is not None:

@@ -13,7 +13,7 @@ import signal
 from launcher.agent.part import Part
 from launcher.agent.replication import Replication
 from launcher.cluster.leading.leader import Leader
-from launcher.coordinator.state import PlainState
+from launcher.coordinator.state import PlainState, Status
 from launcher.joblog.events import AgentLost, Body, NoticeGiven
 from launcher.joblog.exit_codes import ending
 
@@ -37,7 +37,8 @@ class Leaving:
         goes on without it."""
         us, sink = self._leader.us, self._local.sink
         reason, _ = ending(number)
-        if self._coordination.ends_beside(us):
+        state, home_of = self._coordination.state, self._coordination.home_of
+        if state.status is Status.FINISHING and any(home_of(rank) != us.number for rank in state.world.alive):
             self._waits = number
             sink.say(f"{reason}; ranks are ending their scripts, and this agent ends with them")
             return True

@@ -70,7 +70,7 @@ class Member:
 
     @property
     def is_needed(self) -> bool:
-        return self._following.has_voice
+        return self._part.voice.is_needed
 
     def start(self) -> None:
         """Look for the leading agent."""
@@ -194,6 +194,6 @@ class Member:
         if over.code != ExitCode.OK and not over.story:
             self.say(f"the job is over: {over.reason}")
         self._following.is_job_over = True
-        self._following.lose_voice()
+        self._part.voice.lose()
         has_had_place = self._following.has_place or self._following.was_in
         self._following.end(over.code if has_had_place else ExitCode.OK, sent_to_all=over.sent_to_all)

@@ -14,6 +14,7 @@ from launcher.agent.drills import Drill
 from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.reconciliation import Reconciliation
 from launcher.agent.remote_commands import answer_commands, owner_of_folder
+from launcher.agent.voice import Voice
 from launcher.cluster.agreement import Agreement
 from launcher.cluster.endpoint import AT_ENDPOINT, other_job
 from launcher.cluster.led.reported import Reported
@@ -50,6 +51,7 @@ class Part:
         """They may come: an agent that led has taken this one in, or it has led itself."""
         self.where: dict[int, Address] = {}
         """Where agents of the job are reached, or were, by number."""
+        self.voice = Voice(local.loop, local.options.detect_s, lost=self.close)
         self._is_new()
 
     def _is_new(self) -> None:

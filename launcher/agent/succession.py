@@ -35,7 +35,7 @@ class Succession:
 
     @property
     def hears_leader(self) -> bool:
-        return self._following.has_voice or self._following.hears_leader
+        return self._part.voice.is_needed or self._following.hears_leader
 
     def snapshot(self) -> bytes:
         return packed(self._part.coordination.state)
@@ -43,7 +43,7 @@ class Succession:
     def vote(self, voters: frozenset[int]) -> None:
         """This agent among them, or not: the agreement knows, and one that leaves has waited for it."""
         if self._part.number not in voters:
-            self._following.lose_voice()
+            self._part.voice.lose()
 
     def decided(self, data: bytes) -> None:
         part, event = self._part, decode(data)
@@ -66,7 +66,7 @@ class Succession:
             if isinstance(action, Record):
                 if isinstance(action.body, JobEnded):
                     part.ended = action.body
-                    self._following.lose_voice()
+                    part.voice.lose()
                 elif isinstance(action.body, GenerationStarted):
                     part.reported.began(part.coordination.generation)
                 part.log.append(Event(event.time, part.coordination.generation, "coordinator", action.body))
@@ -98,7 +98,7 @@ class Succession:
 
     def led_by(self, number: int) -> None:
         part, following = self._part, self._following
-        is_in = part.local.code is None or following.has_voice
+        is_in = part.local.code is None or part.voice.is_needed
         if number != part.leader and is_in and number in part.where:
             part.leader = number
             following.follow(part.where[number])
@@ -106,7 +106,7 @@ class Succession:
     def leads(self, does_it: bool) -> None:
         """From here on this agent does."""
         part, following = self._part, self._following
-        if does_it and following.has_voice and part.agreement is not None:  # only who leads could have had it elected
+        if does_it and part.voice.is_needed and part.agreement is not None:  # only who leads could have had it elected
             part.agreement.leave(agent.number for agent in part.coordination.state.world.agents)
         if not does_it or part.local.code is not None:
             return

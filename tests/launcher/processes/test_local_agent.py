@@ -20,6 +20,7 @@ class Idle:
 
     have_ended = True
     decides = True
+    is_needed = False
 
     def __init__(self, local: LocalAgent, begin: Callable[[LocalAgent], None]) -> None:
         self._local = local
