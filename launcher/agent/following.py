@@ -245,7 +245,7 @@ class Following:
         elif self._part.voice.is_needed:
             self._part.can_follow(is_gone=True)
             session = self._session
-            self._part.voice.is_last(lambda: self._session is session)
+            self._part.voice.wait_for_next(lambda: self._session is session)
         elif local.code is None and not self.has_place:  # it, or another one, may take us yet
             self._stop_listening()
             self.search.again(f"the leading agent has not answered ({why})")

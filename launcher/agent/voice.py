@@ -27,9 +27,10 @@ class Voice:
         self.is_needed, self.reason = True, reason
         self._loop.later(HOLD_DETECTS * self._detect_s, self.lose)
 
-    def is_last(self, is_so: Callable[[], bool]) -> None:
-        """The agent that led is gone: the next one is elected soon, unless (`is_so()`) the job has ended, or all leave it."""
-        self._loop.later(self._detect_s, lambda: self.lose() if is_so() else None)
+    def wait_for_next(self, is_awaited: Callable[[], bool]) -> None:
+        """The agent that led is gone. The next one is elected soon; where it is still awaited then, the job has ended, or all
+        agents leave it."""
+        self._loop.later(self._detect_s, lambda: self.lose() if is_awaited() else None)
 
     def lose(self) -> None:
         """The others have decided without it, or the job has ended."""

@@ -119,25 +119,30 @@ def test_a_leading_agent_that_fails_by_a_bug_costs_itself_only(
 
 
 def test_of_two_jobs_that_meet_the_younger_ones_agents_join_the_older(start: Callable[..., Agent], tmp_path: Path) -> None:
-    """All agents of the older one stand still while another begins at the endpoint, where the one that led was lost."""
+    """All agents of the older one stand still while two others begin at the endpoint, where the one that led was lost. There is
+    room for four by what these were told."""
     held, out = Held(tmp_path / "held", 20), tmp_path / "out.pt"
     steps = ["--steps", str(N_STEPS), "--pause", "0.1", "--out", str(out), *held.arguments, *EXACT]
-    older = GIVEN | {"nnodes": "1:3", "layout": "auto"}
-    first = start(*steps, **older)
+    given = GIVEN | {"nnodes": "2:4", "layout": "auto"}
+    first = start(*steps, **given | {"nnodes": "2:3"})
     first.until(lambda line: "leading at" in line)
-    others = [start(*steps, **older) for _ in range(2)]
+    others = [start(*steps, **given) for _ in range(2)]
     first.until(lambda line: line.startswith("step 3 "))
     first.process.kill()
     all_decided(tmp_path, (1, 2), "leader_changed", 1)
     for agent in others:
         agent.process.send_signal(signal.SIGSTOP)
-    younger = start(*steps, **older | {"rdzv_conf": "last_call_timeout=0"})
+    younger = start(*steps, **given | {"rdzv_conf": "last_call_timeout=0"})
+    younger.until(lambda line: "leading at" in line)
+    member = start(*steps, **given)
     younger.until(lambda line: line.startswith("step 3 "))
     for agent in others:
         agent.process.send_signal(signal.SIGCONT)
     younger.until(lambda line: "an older job of this --rdzv-id is led at" in line)
-    younger.until(lambda line: "joined the job led at" in line)
+    member.until(lambda line: "the job here is given up for an older one" in line)
+    for agent in (younger, member):
+        agent.until(lambda line: "joined the job led at" in line)
     held.release()
-    seen = [agent.end() for agent in (*others, younger)]
-    assert seen == [0, 0, 0], [agent.lines for agent in (*others, younger)]
+    seen = [agent.end() for agent in (*others, younger, member)]
+    assert seen == [0, 0, 0, 0], [agent.lines for agent in (*others, younger, member)]
     assert_exact(out)
