@@ -83,11 +83,17 @@ class Start:
         few were left to go on, begins another."""
         began: dict[float, set[int]] = {}
         for i in set(self.codes) - self.hit:
-            logs = sorted(self.logs({i}), key=lambda log: log.stat().st_mtime)  # the last one is of the last job
-            events = [event for log in logs[-1:] for event in reader.events(log) if isinstance(event.body, JobStarted)]
+            events = [
+                event for log in self._last_logs({i}) for event in reader.events(log) if isinstance(event.body, JobStarted)
+            ]
             if events:
                 began.setdefault(events[-1].time, set()).add(i)
         return [agents for _, agents in sorted(began.items())]
+
+    def _last_logs(self, agents: set[int]) -> list[Path]:
+        """Of the job that each was in at last: one that gave its own up for an older one has a log of either."""
+        of_each = [self.logs({i}) for i in agents]
+        return [max(logs, key=lambda log: log.stat().st_mtime) for logs in of_each if logs]
 
     def log(self) -> list[Event]:
         """Return the log of the newest job, or that of struck agents if nothing else began; empty if nothing did at all."""
@@ -95,7 +101,7 @@ class Start:
 
     def longest_log(self, agents: set[int]) -> list[Event]:
         """One of them may have heard of more than the others."""
-        return max((list(reader.events(log)) for log in self.logs(agents)), key=len, default=[])
+        return max((list(reader.events(log)) for log in self._last_logs(agents)), key=len, default=[])
 
     def logs(self, agents: set[int]) -> list[Path]:
         return [log for i in agents for log in logs_of(self.folder, self.number, i).glob(f"*/{reader.NAME}")]
