@@ -114,9 +114,10 @@ class Coordination:
         return isinstance(self.state, JobState) and self.state.status in IN_FORCE
 
     def goes_on_without(self, agent: AgentInfo) -> bool:
-        """A Job trains, or recovers, and other agents have ranks that stay."""
+        """A Job trains, recovers or ends, and other agents have ranks that stay."""
         staying = self.state.staying if isinstance(self.state, JobState) else ()
-        return self.is_job_in_force and any(self.home_of(rank) != agent.number for rank in staying)
+        goes_on = self.is_job_in_force or self.state.status is Status.FINISHING
+        return goes_on and any(self.home_of(rank) != agent.number for rank in staying)
 
     def counts_on(self, ranks: Iterable[Rank]) -> bool:
         """The generation in force, or the one to come, needs one of these."""

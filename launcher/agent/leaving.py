@@ -3,7 +3,7 @@
 SIGTERM ─► NoticeGiven ─► its ranks have left ─► AgentLost, of itself ─► another one is elected (replication.py)
 
 The others know who leads before this agent is gone, so its loss has not to be noticed, and of two agents the other one goes on.
-Where ranks are ending their scripts already nothing is moved: this agent ends with the job.
+Where ranks are ending their scripts nothing is moved: this agent ends with the job.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import signal
 from launcher.agent.part import Part
 from launcher.agent.replication import Replication
 from launcher.cluster.leading.leader import Leader
-from launcher.coordinator.state import PlainState, Status
+from launcher.coordinator.state import PlainState
 from launcher.joblog.events import AgentLost, Body, NoticeGiven
 from launcher.joblog.exit_codes import ending
+
+WITH_THE_RANKS = "ranks are ending their scripts, and this agent ends with them"
 
 
 class Leaving:
@@ -26,25 +28,19 @@ class Leaving:
         self._leader = leader
         self._replication = replication
         self.is_asked = False
-        self._waits: signal.Signals | None = None
-        """The signal that this agent was told to leave by while ranks were ending their scripts."""
         self._by: signal.Signals | None = None
         """The signal that this agent leaves by, while its ranks have not."""
         self._code = 0
 
     def begin(self, number: signal.Signals) -> bool:
-        """Answers whether this agent leaves, or the job ends by itself: only a Job that trains, and that others have ranks of,
-        goes on without it."""
+        """Answers whether the job goes on: only one that trains, and that others have ranks of, does so without this agent."""
         us, sink = self._leader.us, self._local.sink
-        reason, _ = ending(number)
-        state, home_of = self._coordination.state, self._coordination.home_of
-        if state.status is Status.FINISHING and any(home_of(rank) != us.number for rank in state.world.alive):
-            self._waits = number
-            sink.say(f"{reason}; ranks are ending their scripts, and this agent ends with them")
-            return True
         if not self._coordination.goes_on_without(us):
             return False
-        self._by = number
+        self._by, (reason, _) = number, ending(number)
+        if not self._coordination.is_job_in_force:
+            sink.say(f"{reason}; {WITH_THE_RANKS}")
+            return True
         sink.say(f"{reason}; what the ranks here hold is moved away, then another agent leads and this one leaves the job")
         if ranks := tuple(self._coordination.ranks_of(us)):
             sink.event(NoticeGiven(ranks, f"agent {us.number} ({us.host}) was {reason}", is_certain=True))
@@ -55,9 +51,6 @@ class Leaving:
         """Something has happened: that all ranks here have ended, or that this agent is none of the job's any more."""
         if isinstance(decided, AgentLost) and decided.agent.number == self._leader.number:
             self._replication.depart(self._code)
-        elif self._waits is not None and self._coordination.goes_on_without(self._leader.us):  # what ended has begun again
-            number, self._waits = self._waits, None
-            self.begin(number)
         else:
             self._look_at_ranks()
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from launcher.agent.following import Following
+from launcher.agent.leaving import WITH_THE_RANKS
 from launcher.agent.part import Part
 from launcher.agent.succession import Succession
 from launcher.cluster.links.connect import Address
@@ -38,6 +39,7 @@ from launcher.cluster.wire import (
     WantsToLeave,
     Welcome,
 )
+from launcher.coordinator.state import Status
 from launcher.joblog.event_sink import Sender
 from launcher.joblog.events import Body, Event, JobEnded, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
@@ -87,10 +89,14 @@ class Member:
                 self._following.tell(Stopped(reported.number(rank), is_stopped))
 
     def asked_to_end(self, number: signal.Signals) -> None:
-        """This agent alone: the job may go on without it. What its ranks hold is moved away first; a second signal does not
-        wait for that."""
-        reason, _ = ending(number)
-        if self._following.leaves_by is None and self._has_ranks and self._part.coordination.is_job_in_force:
+        """This agent alone: the job may go on without it. What its ranks hold is moved away first, or they end their scripts; a
+        second signal does not wait for that."""
+        (reason, _), coordination = ending(number), self._part.coordination
+        is_first = self._following.leaves_by is None and self._has_ranks
+        if is_first and coordination.state.status is Status.FINISHING:
+            self._following.leaves_by = number
+            self.say(f"{reason}; {WITH_THE_RANKS}")
+        elif is_first and coordination.is_job_in_force:
             self._following.leaves_by = number
             self.say(f"{reason}; what the ranks here hold is moved away, then this agent leaves the job")
             self._following.tell(WantsToLeave(reason))

@@ -422,8 +422,11 @@ def test_an_agent_that_leaves_has_a_voice_until_the_others_have_decided_without_
     assert leaves.end() == 143, leaves.lines
 
 
-def test_the_agent_that_leads_waits_for_ranks_at_the_end_of_their_scripts(start: Callable[..., Agent], tmp_path: Path) -> None:
-    """Their scripts save, for instance: SIGTERM to one agent is nothing that has the others' end."""
+@pytest.mark.parametrize("leads", [True, False])
+def test_an_agent_waits_for_ranks_that_are_ending_their_scripts(
+    start: Callable[..., Agent], tmp_path: Path, leads: bool
+) -> None:
+    """They save, for instance. SIGTERM to one agent is nothing that has the others' end, either."""
     held, script = Held(tmp_path / "held", 0), tmp_path / "ends_slowly.py"
     script.write_text(f"import atexit, fcntl, runpy\natexit.register(lambda: fcntl.flock(open({str(tmp_path / 'held')!r}), "
                       f"fcntl.LOCK_SH))\nrunpy.run_path({TRAIN!r}, run_name='__main__')\n")  # fmt: skip
@@ -433,13 +436,15 @@ def test_the_agent_that_leads_waits_for_ranks_at_the_end_of_their_scripts(start:
     second = start("--steps", "5", **given)
     first.until(lambda line: line.startswith("step 4 "))
     deadline = time.monotonic() + PATIENCE_S
-    while sum(log.read_text().count('"rank_finished"') for log in (tmp_path / "logs0").glob("*/events.jsonl")) < 2:
+    while sum(log.read_text().count('"rank_finished"') for log in tmp_path.glob("logs*/*/events.jsonl")) < 4:
         assert time.monotonic() < deadline, first.lines
         time.sleep(0.02)
-    first.process.terminate()
-    first.until(lambda line: "ranks are ending their scripts, and this agent ends with them" in line)
+    told = first if leads else second
+    told.process.terminate()
+    told.until(lambda line: "ranks are ending their scripts, and this agent ends with them" in line)
     held.release()
-    assert first.end() == second.end() == 0, first.lines + second.lines
+    assert (first.end(), second.end()) == (0, 0 if leads else 143), first.lines + second.lines
+    assert not [line for line in first.lines if " lost" in line], first.lines
 
 
 def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent], tmp_path: Path) -> None:
