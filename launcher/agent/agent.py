@@ -141,11 +141,11 @@ class Agent:
                     self._part.log.append(Event(event.time, event.generation, "agent", at))
 
     def _lost_with(self, body: Body) -> list[RankLost]:
-        """The ranks of an agent that is lost."""
+        """The living ranks of an agent that is lost."""
         if not isinstance(body, AgentLost):
             return []
         cause = Cause(CauseKind.AGENT, f"agent {body.agent.number} was lost: {body.reason}")
-        return [RankLost(rank, cause, True) for rank in self._part.coordination.ranks_of(body.agent)]
+        return [RankLost(rank, cause, True) for rank in self._part.coordination.processes_at(body.agent.number)]
 
     def heard(self, sender: Sender, report: Report) -> None:
         """A rank says something."""

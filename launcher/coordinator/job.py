@@ -284,12 +284,15 @@ def _agent_joined(job: JobState, body: AgentJoined) -> Actions:
 
 
 def _agent_lost(job: JobState, body: AgentLost) -> Actions:
-    """The losses of its ranks are told one by one, after this."""
-    agent = body.agent
-    job.world.agents = tuple(one for one in job.world.agents if one.number != agent.number)
+    """The losses of its living ranks are told one by one, after this."""
+    agent, world = body.agent, job.world
+    world.agents = tuple(one for one in world.agents if one.number != agent.number)
+    world.slots_lost.update(rank for rank, home in world.homes.items() if home == agent.number)
     text = f"agent {agent.number} ({agent.host}) was lost ({body.reason})"
-    n_left, started = len({*job.world.agents} & {*job.world.seated}), job.world.started
-    if started is not None and n_left < started.min_agents:
+    n_left, started = len({*world.agents} & {*world.seated}), world.started
+    if job.status is Status.FINISHING:
+        text += "" if any(world.homes[rank] == agent.number for rank in world.alive) else "; its ranks had ended"
+    elif started is not None and n_left < started.min_agents:
         text += f"; {n_left} of at least {started.min_agents} are left: that many are needed to begin, and this Job goes on"
     return (Record(Note(text)),)
 

@@ -66,9 +66,12 @@ class Running:
 
 @dataclass
 class Seen:
-    """The job, as the longest of its logs has it, by hosts. `holders`: of each layer of a Job, by the plan that runs."""
+    """The job, as the longest of its logs has it, by hosts.
+    `coming`: those of which no rank has begun since they joined: they may have no voice yet; `holders`: of each layer of a Job,
+    by the plan that runs."""
 
     members: list[int] = field(default_factory=list)
+    coming: set[int] = field(default_factory=set)
     leader: int = 0
     holders: list[set[int]] = field(default_factory=list)
     n_lost: int = 0
@@ -153,14 +156,17 @@ class Episode:
                     found.leader = found.members[0]
                 case RankStarted(rank=rank, host=host):
                     home[rank] = _host(host)
+                    found.coming.discard(home[rank])
                 case PlanChosen(plan=plan):
                     chosen = plan
                 case GenerationStarted() if chosen is not None:
                     found.holders = [{home[rank] for rank in chosen.holders[layer]} for layer in range(chosen.n_layers)]
                 case AgentJoined(agent=agent):
                     found.members = [*(i for i in found.members if i != _host(agent.host)), _host(agent.host)]
+                    found.coming.add(_host(agent.host))
                 case AgentLost(agent=agent):
                     found.n_lost += 1
+                    found.coming.discard(_host(agent.host))
                     found.members = [i for i in found.members if i != _host(agent.host)]
                 case LeaderChanged(agent=agent):
                     found.leader = _host(agent.host)
@@ -263,8 +269,11 @@ def goes_on(seen: Seen, lost: set[int], *, holds_state: bool) -> bool:
 
 
 def something(its: Episode) -> None:
-    """One random thing happens, and the job goes on."""
+    """One random thing happens, and the job goes on; nothing while an agent may have a place and no voice yet."""
     seen, random = its.seen(), its.random
+    if seen.coming:
+        its.look()
+        return
     well = [i for i in seen.members if not its.agents[i].has_ended and not its.agents[i].is_apart]
     free = [i for i in its.hosts.numbers if i not in its.agents or its.agents[i].has_ended]
     if free and random.random() < 0.4:
@@ -316,7 +325,7 @@ def too_much(its: Episode) -> bool:
         for some in itertools.combinations(seen.members, n)
         if n < len(seen.members) and not goes_on(seen, set(some), holds_state=True)
     ]
-    if not sets:
+    if not sets or seen.coming:
         return False
     those = its.random.choice(sets)
     alone = {seen.leader} if goes_on(seen, set(seen.members) - {seen.leader}, holds_state=True) else set()

@@ -119,6 +119,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     below.close()
     for agent in agents:
         agent.close()
+        print(*agent.lines, sep="", end="---\n")  # shown where the test has failed
     assert not left, left
 
 
@@ -426,10 +427,10 @@ def test_an_agent_that_leaves_has_a_voice_until_the_others_have_decided_without_
 def test_an_agent_waits_for_ranks_that_are_ending_their_scripts(
     start: Callable[..., Agent], tmp_path: Path, leads: bool
 ) -> None:
-    """They save, for instance. SIGTERM to one agent is nothing that has the others' end, either."""
-    held, script = Held(tmp_path / "held", 0), tmp_path / "ends_slowly.py"
-    script.write_text(f"import atexit, fcntl, runpy\natexit.register(lambda: fcntl.flock(open({str(tmp_path / 'held')!r}), "
-                      f"fcntl.LOCK_SH))\nrunpy.run_path({TRAIN!r}, run_name='__main__')\n")  # fmt: skip
+    """They save, for instance. SIGTERM to one agent is nothing that has the others' end, either, nor has its ranks lost."""
+    held, script = [Held(tmp_path / f"held{rank}", 0) for rank in range(2)], tmp_path / "ends_slowly.py"
+    script.write_text(f"import atexit, fcntl, os, runpy\natexit.register(lambda: fcntl.flock(open({str(tmp_path / 'held')!r} + "
+                      f"os.environ['RANK']), fcntl.LOCK_SH))\nrunpy.run_path({TRAIN!r}, run_name='__main__')\n")  # fmt: skip
     given = {"script": str(script), "layout": "2x1"}
     first = start("--steps", "5", **given)
     first.until(lambda line: "leading at" in line)
@@ -439,12 +440,15 @@ def test_an_agent_waits_for_ranks_that_are_ending_their_scripts(
     while sum(log.read_text().count('"rank_finished"') for log in tmp_path.glob("logs*/*/events.jsonl")) < 4:
         assert time.monotonic() < deadline, first.lines
         time.sleep(0.02)
-    told = first if leads else second
+    told, other = (first, second) if leads else (second, first)
     told.process.terminate()
     told.until(lambda line: "ranks are ending their scripts, and this agent ends with them" in line)
-    held.release()
+    held[0 if leads else 1].release()
+    if not leads:
+        other.until(lambda line: "agent 1 " in line and "(terminated by SIGTERM); its ranks had ended" in line)
+    held[1 if leads else 0].release()
     assert (first.end(), second.end()) == (0, 0 if leads else 143), first.lines + second.lines
-    assert not [line for line in first.lines if " lost" in line], first.lines
+    assert not [line for line in first.lines if " lost: " in line], first.lines
 
 
 def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent], tmp_path: Path) -> None:

@@ -520,6 +520,17 @@ def test_a_job_begins_without_an_agent_that_is_lost_before_it_is_built() -> None
     assert talk.state.status is Status.MEASURING
 
 
+def test_nothing_is_started_again_at_an_agent_that_is_lost_after_its_rank() -> None:
+    """Of a rank that has no process any more no second loss is told."""
+    talk = Talk(min_agents=1, max_restarts=3, may_build_job=True)
+    for rank in range(3):
+        talk.tell(Hello(rank, model(4)))
+    talk.tell(RankLost(2, Cause(CauseKind.SIGNAL, "SIGKILL", -9), False))
+    assert not talk.state.world.slots_lost
+    talk.tell(AgentLost(talk.agents[1], "gone"))
+    assert talk.state.world.slots_lost == {2}
+
+
 def test_with_fewer_than_it_needs_no_job_begins() -> None:
     talk = Talk(min_agents=2, max_restarts=0, may_build_job=True)
     talk.tell(AgentLost(talk.agents[1], "gone"))
