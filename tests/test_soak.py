@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -20,12 +21,12 @@ from launcher.joblog.events import Event
 from odyssey.protocol.reports import Committed
 from odyssey.protocol.units import Result
 from tests import ROOT
-from tests.soak import draw, sequences, verdict, worlds
+from tests.soak import draw, parts, sequences, verdict, worlds
 from tests.soak.case import Agents, Case, Fault, PointFault, Recipe, Slow, logs_of
 from tests.soak.classes import SURROUNDINGS, surroundings
 from tests.soak.points import OF_ONE_RANK, POINTS
 from tests.soak.run import GOOD, Outcome, run
-from tests.soak.soak import Total, soak, soak_protected, soak_sequences
+from tests.soak.soak import Total, soak_jobs, soak_sequences
 from tests.soak.start import Broken, Start
 
 SHORT = Recipe(steps=10)
@@ -370,20 +371,21 @@ def test_random_faults_change_nothing(seed, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(10_800)
-def test_a_thousand_random_faults_change_nothing(tmp_path):
-    """ODYSSEY_SOAK_SEED=17: that job alone. ODYSSEY_SOAK_FAULTS: how many instead of a thousand, from the seed on."""
-    seed = os.environ.get("ODYSSEY_SOAK_SEED")
-    n_wanted = int(os.environ.get("ODYSSEY_SOAK_FAULTS", "0" if seed else "1000"))
+@pytest.mark.parametrize("part", range(15))
+def test_a_thousand_random_faults_change_nothing(tmp_path: Path, part: int) -> None:
+    """Those of ten jobs. A failing one again: `python -m tests.soak SEED`."""
     machine = report.this_machine()
-    total = soak(int(seed or 1000), n_wanted, tmp_path, at_once=2)
+    total = soak_jobs(draw.case, 1000 + 10 * part, 10, tmp_path, at_once=2)
     print(total)
-    if n_wanted >= 1000:
-        report.write(_report(total, machine), report.RESULTS)
+    whole = parts.together("soak", part, 15, total)
+    if whole is not None:
+        report.write(_report(whole, machine), report.RESULTS)
     assert not total.bad, str(total)
-    if n_wanted >= 1000:
-        assert not (missed := [mark for mark in MET if not total.marks[mark]]), f"no fault met {missed}: they are not tested"
+    if whole is not None:
+        assert whole.n_faults >= 1000
+        assert not (missed := [mark for mark in MET if not whole.marks[mark]]), f"no fault met {missed}: they are not tested"
         wanted = [label for label in STRUCK if not label.startswith("stop at")]  # which are rare, and like the kills there
-        assert not (missed := [label for label in wanted if not total.struck[label]]), f"there was no {missed}"
+        assert not (missed := [label for label in wanted if not whole.struck[label]]), f"there was no {missed}"
 
 
 @pytest.mark.soak
@@ -391,7 +393,7 @@ def test_a_thousand_random_faults_change_nothing(tmp_path):
 @pytest.mark.parametrize("first_seed", [40_000, 40_050, 40_100])
 def test_fifty_protected_jobs_change_nothing(tmp_path: Path, first_seed: int) -> None:
     """A failing one again: `python -m tests.soak SEED --protected 1`."""
-    total = soak_protected(first_seed, 50, tmp_path, at_once=2)
+    total = soak_jobs(draw.protected_case, first_seed, 50, tmp_path, at_once=2)
     print(total)
     assert not total.bad, str(total)
     assert total.strategies["redundant"] >= 17, "too few losses were taken over"
@@ -399,19 +401,35 @@ def test_fifty_protected_jobs_change_nothing(tmp_path: Path, first_seed: int) ->
 
 @pytest.mark.soak
 @pytest.mark.timeout(10_800)
-def test_three_hundred_random_sequences_of_changes_change_nothing(tmp_path: Path) -> None:
-    """ODYSSEY_SOAK_SEED: of the first, else it is drawn. ODYSSEY_SOAK_SEQUENCES: how many instead of 300. A failing one, by the
-    seed that its line names, again: `python -m tests.soak SEED --sequences 1`."""
-    seed = int(os.environ.get("ODYSSEY_SOAK_SEED") or secrets.randbelow(1_000_000))
-    n_wanted = int(os.environ.get("ODYSSEY_SOAK_SEQUENCES", "300"))
+@pytest.mark.parametrize("part", range(12))
+def test_three_hundred_random_sequences_of_changes_change_nothing(tmp_path: Path, part: int) -> None:
+    """25 of them. ODYSSEY_SOAK_SEED: of the first of all, else it is drawn. A failing one, by the seed that its line names,
+    again: `python -m tests.soak SEED --sequences 1`."""
+    seed = int(os.environ.get("ODYSSEY_SOAK_SEED") or secrets.randbelow(1_000_000)) + 50 * part
     machine = report.this_machine()
-    total = soak_sequences(seed, n_wanted, tmp_path, at_once=2)
+    total = soak_sequences(seed, 25, tmp_path, at_once=2)
     print(total)
-    if n_wanted >= 300:
-        report.write(_report_of_sequences(total, machine), report.RESULTS)
+    whole = parts.together("sequences", part, 12, total)
+    if whole is not None:
+        report.write(_report_of_sequences(whole, machine), report.RESULTS)
     assert not total.bad, str(total)
-    if n_wanted >= 300:
-        assert not (missed := SEQUENCES_MEET - {*total.struck, *total.marks, *total.strategies}), f"no sequence had {missed}"
+    if whole is not None:
+        assert not (missed := SEQUENCES_MEET - {*whole.struck, *whole.marks, *whole.strategies}), f"no sequence had {missed}"
+
+
+def test_what_parts_of_a_soak_have_come_to_is_told_when_each_has_come(tmp_path: Path) -> None:
+    """One that was run twice counts twice, whatever it came to; parts of another state of the code do not count."""
+
+    def came(seed: int) -> Total:
+        return Total(seed, Counter(exact=2, wrong=1), Counter({"kill rank": seed}), recovery_s=[float(seed)], bad=[f"{seed}"])
+
+    assert parts.together("x", 1, 2, came(9), tmp_path) is None
+    assert parts.together("x", 1, 2, came(5), tmp_path) is None
+    whole = parts.together("x", 0, 2, came(7), tmp_path)
+    assert whole is not None and whole.first_seed == 5 and whole.verdicts == {"exact": 6, "wrong": 3}
+    assert (whole.n_faults, whole.recovery_s, whole.bad) == (21, [5.0, 7.0, 9.0], ["9", "5", "7"])
+    (tmp_path / "x.json").write_text((tmp_path / "x.json").read_text().replace('"code":"', '"code":"0'))
+    assert parts.together("x", 1, 2, came(3), tmp_path) is None
 
 
 def test_a_seed_is_a_sequence_and_many_seeds_are_every_kind_of_change() -> None:

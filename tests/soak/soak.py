@@ -59,6 +59,17 @@ class Total:
         if not outcome.is_good:
             self.bad.append(str(outcome))
 
+    def include(self, other: Total) -> None:
+        """What another soak has come to."""
+        for name in ("verdicts", "struck", "marks", "strategies", "in_class"):
+            getattr(self, name).update(getattr(other, name))
+        for name, verdicts in other.classes.items():
+            self.classes.setdefault(name, Counter()).update(verdicts)
+        self.recovery_s = sorted([*self.recovery_s, *other.recovery_s])
+        self.bad += other.bad
+        self.n_long += other.n_long
+        self.minutes += other.minutes
+
     def table(self) -> list[dict[str, str | int]]:
         """A row for all jobs, and one for each class."""
         rows = [row("all", self.n_faults, self.verdicts)]
@@ -83,11 +94,11 @@ def soak(first_seed: int, n_faults: int, folder: Path, at_once: int) -> Total:
     return _run(pool, Total(first_seed), draw.case, lambda total: total.n_faults >= n_faults, folder, at_once)
 
 
-def soak_protected(first_seed: int, n_jobs: int, folder: Path, at_once: int) -> Total:
-    """As `soak`: so many jobs of one pipeline, whose ranks keep each other's layers."""
-    print(f"soak: {n_jobs} protected jobs from seed {first_seed}, in {folder}", flush=True)
+def soak_jobs(draw_case: Callable[[int], Case], first_seed: int, n_jobs: int, folder: Path, at_once: int) -> Total:
+    """As `soak`: so many jobs, as this draws them."""
+    print(f"soak: {n_jobs} jobs from seed {first_seed}, in {folder}", flush=True)
     pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"))
-    return _run(pool, Total(first_seed), draw.protected_case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once)
+    return _run(pool, Total(first_seed), draw_case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once)
 
 
 def soak_sequences(first_seed: int, n_sequences: int, folder: Path, at_once: int) -> Total:

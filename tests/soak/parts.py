@@ -1,0 +1,45 @@
+"""A long soak comes in parts, each a test: one that is cut off goes on where it stopped, and the last part tells of all."""
+
+from __future__ import annotations
+
+import fcntl
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import report
+from tests.going_on import code_of
+from tests.soak.soak import Total
+
+FOLDER = report.RESULTS / "soak-parts"
+"""Among the records of benchmarks, so that another machine goes on."""
+
+
+class _Parts(msgspec.Struct):
+    """What the parts have come to on one state of the code; one that was run twice counts twice."""
+
+    code: str
+    came: list[tuple[int, Total]]
+
+
+def together(name: str, part: int, n_parts: int, total: Total, folder: Path = FOLDER) -> Total | None:
+    """Write down what a part has come to. Answers what all have, once each of them has come on this code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    code = code_of()
+    with (folder / f"{name}.json").open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        data = file.read()
+        parts = msgspec.json.decode(data, type=_Parts, dec_hook=lambda _, found: Counter(found)) if data else _Parts(code, [])
+        if parts.code != code:
+            parts = _Parts(code, [])
+        parts.came.append((part, total))
+        file.truncate(0)
+        file.write(msgspec.json.encode(parts))
+    if {number for number, _ in parts.came} != {*range(n_parts)}:
+        return None
+    whole = Total(min(each.first_seed for _, each in parts.came))
+    for _, each in parts.came:
+        whole.include(each)
+    return whole
