@@ -11,7 +11,6 @@ import gc
 import os
 import resource
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,9 +84,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # all that was imported and collected stays: no collection looks at it again
     gc.enable()
     if len(session.items) > WORTH_WARMTH and not session.config.getoption("--cold"):
-        popen.templates.start()
+        popen.start()
         session.config.add_cleanup(popen.templates.close)
-        subprocess.Popen = popen.Popen  # type: ignore[misc]
 
 
 @pytest.hookimpl(wrapper=True)

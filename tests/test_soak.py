@@ -26,7 +26,7 @@ from tests.soak.case import Agents, Case, Fault, PointFault, Recipe, Slow, logs_
 from tests.soak.classes import SURROUNDINGS, surroundings
 from tests.soak.points import OF_ONE_RANK, POINTS
 from tests.soak.run import GOOD, Outcome, run
-from tests.soak.soak import Total, soak_jobs, soak_sequences
+from tests.soak.soak import Total, soak_jobs, soak_protected, soak_sequences
 from tests.soak.start import Broken, Start
 
 SHORT = Recipe(steps=10)
@@ -375,7 +375,7 @@ def test_random_faults_change_nothing(seed, tmp_path):
 def test_a_thousand_random_faults_change_nothing(tmp_path: Path, part: int) -> None:
     """Those of ten jobs. A failing one again: `python -m tests.soak SEED`."""
     machine = report.this_machine()
-    total = soak_jobs(draw.case, 1000 + 10 * part, 10, tmp_path, at_once=2)
+    total = soak_jobs(1000 + 10 * part, 10, tmp_path, at_once=2)
     print(total)
     whole = parts.together("soak", part, 15, total)
     if whole is not None:
@@ -393,7 +393,7 @@ def test_a_thousand_random_faults_change_nothing(tmp_path: Path, part: int) -> N
 @pytest.mark.parametrize("first_seed", [40_000, 40_050, 40_100])
 def test_fifty_protected_jobs_change_nothing(tmp_path: Path, first_seed: int) -> None:
     """A failing one again: `python -m tests.soak SEED --protected 1`."""
-    total = soak_jobs(draw.protected_case, first_seed, 50, tmp_path, at_once=2)
+    total = soak_protected(first_seed, 50, tmp_path, at_once=2)
     print(total)
     assert not total.bad, str(total)
     assert total.strategies["redundant"] >= 17, "too few losses were taken over"

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.soak import draw, loops, soak
+from tests.soak import loops, soak
 from tests.supervised import supervise
 
 
@@ -35,7 +35,7 @@ def main() -> int:
     if options.sequences:
         total = soak.soak_sequences(options.seed, options.sequences, folder, options.at_once)
     elif options.protected:
-        total = soak.soak_jobs(draw.protected_case, options.seed, options.protected, folder, options.at_once)
+        total = soak.soak_protected(options.seed, options.protected, folder, options.at_once)
     else:
         total = soak.soak(options.seed, options.faults, folder, options.at_once)
     print(total)

@@ -26,6 +26,7 @@ from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded,
 from launcher.options import OnLoss, RunOptions
 from odyssey.protocol.reports import Committed
 from tests import ROOT
+from tests.warm import popen
 
 VARIANTS = {
     "ddp": ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function", "scaler", "static"),
@@ -225,11 +226,15 @@ def difference(case: Case, out: Path) -> str:
 
 
 def soak(kind: str, first_seed: int, n_jobs: int, folder: Path) -> list[Outcome]:
-    """One after the other; each is told."""
+    """One after the other, in forks of processes that have imported everything; each is told."""
     outcomes = []
-    for seed in range(first_seed, first_seed + n_jobs):
-        outcomes.append(outcome := run(draw(kind, seed), folder / str(seed)))
-        print(outcome, flush=True)
+    popen.start()
+    try:
+        for seed in range(first_seed, first_seed + n_jobs):
+            outcomes.append(outcome := run(draw(kind, seed), folder / str(seed)))
+            print(outcome, flush=True)
+    finally:
+        popen.templates.close()
     lost, back, restarts = (sum(getattr(each, name) for each in outcomes) for name in ("n_lost", "n_joined", "n_restarts"))
     bad = [each for each in outcomes if each.why]
     print(f"{len(outcomes)} jobs, {lost} ranks lost, {back} back, {restarts} restarts, {len(bad)} bad")

@@ -1,6 +1,6 @@
 """As many jobs as it takes for so many faults to strike, some at the same time, and what became of them all.
 
-So for sequences.py, but their processes are forks of some that have imported everything (tests/warm), which makes them cheap.
+Their processes begin as those of users do, or as forks of some that have imported everything (tests/warm): those are cheap.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.util
 import shutil
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -94,24 +93,30 @@ def soak(first_seed: int, n_faults: int, folder: Path, at_once: int) -> Total:
     return _run(pool, Total(first_seed), draw.case, lambda total: total.n_faults >= n_faults, folder, at_once)
 
 
-def soak_jobs(draw_case: Callable[[int], Case], first_seed: int, n_jobs: int, folder: Path, at_once: int) -> Total:
-    """As `soak`: so many jobs, as this draws them."""
+def soak_jobs(first_seed: int, n_jobs: int, folder: Path, at_once: int) -> Total:
+    """As `soak`: so many jobs."""
     print(f"soak: {n_jobs} jobs from seed {first_seed}, in {folder}", flush=True)
     pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"))
-    return _run(pool, Total(first_seed), draw_case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once)
+    return _run(pool, Total(first_seed), draw.case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once)
+
+
+def soak_protected(first_seed: int, n_jobs: int, folder: Path, at_once: int) -> Total:
+    """As `soak`, in forks: so many jobs of one pipeline, whose ranks keep each other's layers."""
+    print(f"soak: {n_jobs} protected jobs from seed {first_seed}, in {folder}", flush=True)
+    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), _be_warm)
+    return _run(pool, Total(first_seed), draw.protected_case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once)
 
 
 def soak_sequences(first_seed: int, n_sequences: int, folder: Path, at_once: int) -> Total:
-    """As `soak`: so many sequences in which enough has changed. A good one in which too little has does not count."""
+    """As `soak`, in forks: so many sequences in which enough has changed. A good one in which too little has does not count."""
     print(f"soak: {n_sequences} sequences from seed {first_seed}, in {folder}", flush=True)
     pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), _be_warm)
     return _run(pool, Total(first_seed), sequences.case, lambda total: total.n_long >= n_sequences, folder, at_once)
 
 
 def _be_warm() -> None:
-    popen.templates.start()
+    popen.start()
     multiprocessing.util.Finalize(None, popen.templates.close, exitpriority=1)
-    subprocess.Popen = popen.Popen  # type: ignore[misc]
 
 
 def _run(

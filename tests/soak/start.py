@@ -95,6 +95,10 @@ class Start:
         of_each = [self.logs({i}) for i in agents]
         return [max(logs, key=lambda log: log.stat().st_mtime) for logs in of_each if logs]
 
+    def has_begun(self, agent: int) -> bool:
+        """It was in a job, whether that was its last one or not."""
+        return any(isinstance(event.body, JobStarted) for log in self.logs({agent}) for event in reader.events(log))
+
     def log(self) -> list[Event]:
         """Return the log of the newest job, or that of struck agents if nothing else began; empty if nothing did at all."""
         return self.longest_log(jobs[-1] if (jobs := self.jobs()) else self.hit)

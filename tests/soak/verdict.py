@@ -79,7 +79,7 @@ def _has_stopped(start: Start) -> bool:
     if len(set(codes.values())) != 1:
         raise Broken("wrong", f"the agents ended with {codes}")
     _check_codes(start, last)
-    between = [i for i in set(start.codes) - start.hit - last.union(*before) if len(start.logs({i})) > 1]
+    between = [i for i in set(start.codes) - start.hit - last.union(*before) if start.has_begun(i)]
     if any(start.codes[i] not in {0, *codes.values()} for i in between):
         raise Broken("wrong", f"the agents ended with {start.codes}, and {between} had left a job for another one")
     everybody = start.logs(set(start.codes))  # an agent that is told of the end may not have the log to its end

@@ -10,5 +10,5 @@ Each job that a test starts would import torch anew, and scipy for its searches,
     popen.py       sends what is to be started to the templates, where nothing but the time can tell the difference
 
 An environment that changes how Python or torch begin, and any process but these, start as they always do. The soak starts all
-as users do (`--cold`).
+as users do (`--cold`), but for what it has most of: sequences, protected jobs and scripts with their own loops.
 """

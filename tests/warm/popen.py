@@ -97,6 +97,12 @@ class Templates:
 templates = Templates()
 
 
+def start() -> None:
+    """From now on, in this process. Its end is `templates.close`."""
+    templates.start()
+    subprocess.Popen = Popen  # type: ignore[misc]
+
+
 def hide(pid: int) -> None:
     """An agent in this process ends all that is below it when its job is over: not what is needed after that."""
     everybody = orphans.family
