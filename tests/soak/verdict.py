@@ -280,24 +280,35 @@ def _check_stop(log: list[Event], start: Start, lost: set[str]) -> None:
 
 
 def _agents_suffice(log: list[Event], start: Start) -> bool:
-    """By the rule in docs/hosts.md, said once more: most members are left, or the half with the one that leads."""
+    """By the rule in docs/hosts.md, said once more: most members are left, or the half with the one that leads. Of one that has
+    come, and of which no rank has begun, nobody knows whether it has a voice yet: they have to suffice with it and without."""
     members: dict[int, int] = {}
+    coming: list[int] = []
+    seats: dict[int, int] = {}
     leader = 0
     for event in log:
         match event.body:
             case JobStarted(agents=agents):
                 members = {agent.number: agent.pid for agent in agents}
+                seats = {node: agent.number for node, agent in enumerate(agents)}
             case AgentJoined(agent=agent) if not start.was_outside(agent.pid):
                 members[agent.number] = agent.pid
+                coming.append(agent.number)
+            case RankStarted(node=node) if coming and seats.get(node) not in members:
+                seats[node] = coming.pop(0)
             case AgentLost(agent=agent):
                 members.pop(agent.number, None)
+                coming = [number for number in coming if number != agent.number]
             case LeaderChanged(agent=agent):
                 leader = agent.number
-    left = [number for number, pid in members.items() if pid not in start.hit_pids]
     if not members:  # of several agents: the job had not begun
         wanted = start.case.agents
         return wanted is None or len(start.codes) - len(start.hit) >= wanted.n_least
-    return 2 * len(left) > len(members) or (2 * len(left) == len(members) and leader in left)
+    left = {number for number, pid in members.items() if pid not in start.hit_pids}
+    return all(
+        2 * len(left & voters) > len(voters) or (2 * len(left & voters) == len(voters) and leader in left)
+        for voters in (members.keys(), members.keys() - set(coming))
+    )
 
 
 def lost_unstruck(log: list[Event], start: Start) -> set[str]:
