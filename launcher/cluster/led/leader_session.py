@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from launcher.cluster.links.connect import Address, Connector
@@ -77,7 +78,7 @@ class LeaderSession:
         self.token = secrets.token_bytes(16)
         self._heart = Heart(loop, detect_s / N_BEATS)
         self._session = Session(loop, self._heart, FromLeader, detect_s, self._is_cut)
-        self._session.handle(received, lost)
+        self._session.handle(received, partial(self._is_over, lost))
         self._address = Address("", 0)
         self._reconnection: Connector | Link | None = None
         """The next link, until it is this session's."""
@@ -127,6 +128,10 @@ class LeaderSession:
             self._reconnection.close()
         self._session.close()
         self._heart.close()
+
+    def _is_over(self, lost: Callable[[str], None], why: str) -> None:
+        self.close()  # its thread, too: another session may follow soon, and again and again
+        lost(why)
 
     # -- silence -------------------------------------------------------------------------------------------------------
 
