@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,20 +26,30 @@ class _Parts(msgspec.Struct):
     came: list[tuple[int, Total]]
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process does this with the folder meanwhile."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
 def together(name: str, part: int, n_parts: int, total: Total, folder: Path = FOLDER) -> Total | None:
     """Write down what a part has come to. Answers what all have, once each of them has come on this code."""
     folder.mkdir(parents=True, exist_ok=True)
-    code = code_of()
-    with (folder / f"{name}.json").open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        data = file.read()
+    file, code = folder / f"{name}.json", code_of()
+    with _alone(folder):
+        data = file.read_bytes() if file.exists() else b""
         parts = msgspec.json.decode(data, type=_Parts, dec_hook=lambda _, found: Counter(found)) if data else _Parts(code, [])
         if parts.code != code:
             parts = _Parts(code, [])
         parts.came.append((part, total))
-        file.truncate(0)
-        file.write(msgspec.json.encode(parts))
+        half = file.with_suffix(".half")
+        half.write_bytes(msgspec.json.encode(parts))
+        half.replace(file)  # whole or not at all
     if {number for number, _ in parts.came} != {*range(n_parts)}:
         return None
     whole = Total(min(each.first_seed for _, each in parts.came))

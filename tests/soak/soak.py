@@ -89,29 +89,27 @@ class Total:
 def soak(first_seed: int, n_faults: int, folder: Path, at_once: int) -> Total:
     """Run the job of `first_seed`, and those after it until so many faults have struck. Folders of good ones are removed."""
     print(f"soak: {n_faults} faults from seed {first_seed}, in {folder}", flush=True)
-    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"))
-    return _run(pool, Total(first_seed), draw.case, lambda total: total.n_faults >= n_faults, folder, at_once)
+    return _run(Total(first_seed), draw.case, lambda total: total.n_faults >= n_faults, folder, at_once)
 
 
 def soak_jobs(first_seed: int, n_jobs: int, folder: Path, at_once: int) -> Total:
-    """As `soak`: so many jobs."""
+    """Run so many jobs from this seed on, as `soak` does."""
     print(f"soak: {n_jobs} jobs from seed {first_seed}, in {folder}", flush=True)
-    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"))
-    return _run(pool, Total(first_seed), draw.case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once)
+    return _run(Total(first_seed), draw.case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once)
 
 
 def soak_protected(first_seed: int, n_jobs: int, folder: Path, at_once: int) -> Total:
-    """As `soak`, in forks: so many jobs of one pipeline, whose ranks keep each other's layers."""
+    """Run so many jobs of one pipeline, whose ranks keep each other's layers. Their processes are forks."""
     print(f"soak: {n_jobs} protected jobs from seed {first_seed}, in {folder}", flush=True)
-    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), _be_warm)
-    return _run(pool, Total(first_seed), draw.protected_case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once)
+    total = Total(first_seed)
+    return _run(total, draw.protected_case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once, _be_warm)
 
 
 def soak_sequences(first_seed: int, n_sequences: int, folder: Path, at_once: int) -> Total:
-    """As `soak`, in forks: so many sequences in which enough has changed. A good one in which too little has does not count."""
+    """Run so many sequences in which enough has changed; a good one in which too little has does not count. Their processes are
+    forks."""
     print(f"soak: {n_sequences} sequences from seed {first_seed}, in {folder}", flush=True)
-    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), _be_warm)
-    return _run(pool, Total(first_seed), sequences.case, lambda total: total.n_long >= n_sequences, folder, at_once)
+    return _run(Total(first_seed), sequences.case, lambda total: total.n_long >= n_sequences, folder, at_once, _be_warm)
 
 
 def _be_warm() -> None:
@@ -120,12 +118,13 @@ def _be_warm() -> None:
 
 
 def _run(
-    pool: ProcessPoolExecutor, total: Total, draw_case: Callable[[int], Case], is_enough: Callable[[Total], bool],
-    folder: Path, at_once: int,
+    total: Total, draw_case: Callable[[int], Case], is_enough: Callable[[Total], bool], folder: Path, at_once: int,
+    begin: Callable[[], None] | None = None,
 ) -> Total:  # fmt: skip
+    """`begin`: what each process that runs jobs does first."""
     started = time.monotonic()
     seed = total.first_seed
-    with pool:
+    with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), begin) as pool:
         running: set[Future[Outcome]] = set()
         while running or seed == total.first_seed or not is_enough(total):
             while len(running) < at_once and (seed == total.first_seed or not is_enough(total)):

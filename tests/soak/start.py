@@ -91,7 +91,7 @@ class Start:
         return [agents for _, agents in sorted(began.items())]
 
     def _last_logs(self, agents: set[int]) -> list[Path]:
-        """Of the job that each was in at last: one that gave its own up for an older one has a log of either."""
+        """Find that of the job that each was in at last: one that gave its own up for an older one has a log of either."""
         of_each = [self.logs({i}) for i in agents]
         return [max(logs, key=lambda log: log.stat().st_mtime) for logs in of_each if logs]
 

@@ -521,7 +521,7 @@ def test_a_job_begins_without_an_agent_that_is_lost_before_it_is_built() -> None
 
 
 def test_nothing_is_started_again_at_an_agent_that_is_lost_after_its_rank() -> None:
-    """Of a rank that has no process any more no second loss is told."""
+    """A rank that has no process any more is not told as lost once more."""
     talk = Talk(min_agents=1, max_restarts=3, may_build_job=True)
     for rank in range(3):
         talk.tell(Hello(rank, model(4)))
