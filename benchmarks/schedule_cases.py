@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from odyssey.plan.pipelines import Stage
 from odyssey.plan.plan import Compute, Plan, Schedule
-from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, program
+from odyssey.plan.schedule import program
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.step.memory import N_MESSAGES
 from perfmodel.step.work import work_of
 from strategies import reroute
 from strategies.building.compose import compose
@@ -213,7 +214,6 @@ def profile_of(case: Case) -> Profile:
         for s in range(case.n_stages)
     ]
     link = Link(0.0, case.output_bytes / (case.hop * TICK_S) if case.hop else 1e30)
-    messages = (N_RECEIVES_AHEAD + N_GRADIENTS_IN_FLIGHT) * case.output_bytes
     return Profile(
         model="case",
         micro_batch=1,
@@ -225,7 +225,7 @@ def profile_of(case: Case) -> Profile:
         op_overhead_s=case.op * TICK_S,
         commit_s=0.0,
         runtime_bytes=0,
-        cluster=Cluster(1000, 1, None, case.room_bytes + messages, link, link),
+        cluster=Cluster(1000, 1, None, case.room_bytes + N_MESSAGES * case.output_bytes, link, link),
         recovery=Recovery(),
     )
 

@@ -37,6 +37,7 @@ else:
 Kind = Literal["F", "B", "I", "W"]
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 """By number."""
+N_GRADIENTS_SENT = _chosen.N_GRADIENTS_SENT
 IS_COMPILED = not (_chosen.__file__ or "").endswith(".py")
 
 Cost = _chosen.Cost

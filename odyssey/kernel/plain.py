@@ -19,6 +19,8 @@ W: Final = 3
 INPUT: Final = 4
 GRADIENT: Final = 5
 """Kinds of ops; in the events of list scheduling also that an input, or a gradient, arrives."""
+N_GRADIENTS_SENT: Final = 4
+"""A worker has room for so many gradients that it has sent. Where it may not wait until they have come it keeps more."""
 
 
 class Tasks:
@@ -260,35 +262,84 @@ class Messages:
 class Walker:
     """A row of a walk. `ended`: layers that it runs, by number -> when their gradients were added to last, and by which op.
 
-    `live`: the bytes of activations that it keeps, `most`: at any time; `message_bytes`: its largest message, in either
-    direction.
+    `live`: the bytes of activations that it keeps, `most`: at any time, with gradients that it has sent and keeps beyond
+    `N_GRADIENTS_SENT`: `n_sent` of `gradient_bytes` at most, none where it `waits` for the oldest to have come.
+    `message_bytes`: its largest message, in either direction.
     """
 
-    def __init__(self, order: list[int]) -> None:
+    def __init__(self, order: list[int], waits: bool) -> None:
         self.order = order
+        self.waits = waits
         self.position = 0
         self.now = 0.0
         self.live = 0.0
         self.most = 0.0
         self.message_bytes = 0
+        self.gradient_bytes = 0
+        self.n_sent = 0
         self.ended: dict[int, tuple[float, int]] = {}
+
+
+class Sent:
+    """Gradients that rows keep until they know that these have come (odyssey/plan/schedule.py, `gradients_taken`).
+
+    By channel: how many were `given`, how many of these its receiver has `taken`, and of how many its sender has `known` that.
+    By task, of what comes to it: the `number` of a gradient on its channel, and how many gradients its sender had taken on the
+    channel back when it sent an input, or a gradient.
+    """
+
+    def __init__(self, n_tasks: int, n_channels: int) -> None:
+        self.given = [0] * n_channels
+        self.taken = [0] * n_channels
+        self.known = [0] * n_channels
+        self.number = [0] * n_tasks
+        self.told_by_input = [0] * n_tasks
+        self.told_by_gradient = [0] * n_tasks
+
+    def give(self, task: int, channel: int, back: int) -> None:
+        """Send the gradient that `task` waits for."""
+        self.number[task] = self.given[channel]
+        self.given[channel] += 1
+        self.told_by_gradient[task] = self.taken[back]
+
+    def take(self, task: int, channel: int) -> None:
+        """Receive it. Those that were sent before have come along."""
+        if self.number[task] >= self.taken[channel]:
+            self.taken[channel] = self.number[task] + 1
+
+    def n_come(self, channel: int, told: int) -> int:
+        """How many more have come for all that the sender knows, who is told of so many."""
+        more = told - self.known[channel]
+        if more <= 0:
+            return 0
+        self.known[channel] = told
+        return more
 
 
 class Walk:
     """The computations of rows with a device each, every row in its order of ops."""
 
-    def __init__(self, tasks: Tasks, costs: list[Cost], layers: list[int], messages: Messages, orders: list[list[int]]) -> None:
-        """`costs`, `layers`: by task; `layers` are the number of its stage's. `orders`: by row."""
+    def __init__(
+        self,
+        tasks: Tasks,
+        costs: list[Cost],
+        layers: list[int],
+        messages: Messages,
+        orders: list[list[int]],
+        waits: list[bool],
+    ) -> None:
+        """`costs`, `layers`: by task; `layers` are the number of its stage's. `orders`, `waits`: by row."""
         n_tasks = len(tasks.row)
         self.row_of, self.is_first, self.is_last = tasks.row, tasks.is_first, tasks.is_last
         self.costs = costs
         self.layers = layers
         self.there, self.back, self.messages = messages.there, messages.back, messages
-        self.rows = [Walker(order) for order in orders]
+        self.rows = [Walker(order, waits[i]) for i, order in enumerate(orders)]
         self.inputs = [-1.0] * n_tasks
         """When each is there; -1 until it is sent, -2 if its row waits for it."""
         self.gradients = [-1.0] * n_tasks
         self.free = [0.0] * len(messages.bandwidth)
+        self.sent = Sent(n_tasks, len(messages.bandwidth))
 
     def play(self) -> bool:
         """Run to the end, each row on a device of its own; False if rows wait for each other."""
@@ -343,22 +394,42 @@ class Walk:
         row.position += 1
         row.now = now
         if kind == F:
+            if not row.waits and self.back[task] >= 0:
+                row.n_sent -= self.sent.n_come(self.back[task], self.sent.told_by_input[task])
             row.live += cost.keeps
             if not self.is_last[task] and self.there[task + 1] >= 0:
+                if not row.waits:
+                    self.sent.told_by_input[task + 1] = self.sent.taken[self.back[task + 1]]
                 self._send(row, now, task + 1, self.there[task + 1], self.inputs, task + 1, ready)
         elif kind == W:
             row.live -= cost.keeps + cost.defers
             row.ended[self.layers[task]] = (now, op)
         else:
+            if not row.waits and not self.is_last[task] and self.back[task + 1] >= 0:
+                self.sent.take(task, self.back[task + 1])
+                row.n_sent -= self.sent.n_come(self.there[task + 1], self.sent.told_by_gradient[task])
             if kind == I:
                 row.live += cost.defers
             else:
                 row.live -= cost.keeps
                 row.ended[self.layers[task]] = (now, op)
             if not self.is_first[task] and self.back[task] >= 0:
+                if not row.waits:
+                    self._give(row, task)
                 self._send(row, now, task, self.back[task], self.gradients, task - 1, ready)
-        if row.live > row.most:
-            row.most = row.live
+        live = row.live
+        if row.n_sent > N_GRADIENTS_SENT:
+            live += (row.n_sent - N_GRADIENTS_SENT) * row.gradient_bytes
+        if live > row.most:
+            row.most = live
+
+    def _give(self, row: Walker, task: int) -> None:
+        """The gradient by the input of `task`, which the row keeps."""
+        self.sent.give(task - 1, self.back[task], self.there[task])
+        row.n_sent += 1
+        largest = self.messages.largest[task]
+        if largest > row.gradient_bytes:
+            row.gradient_bytes = largest
 
     def _send(
         self, row: Walker, now: float, cut: int, channel: int, arrivals: list[float], task: int, ready: list[int]

@@ -318,6 +318,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return {worker: tuple(sorted(jobs)) for worker, jobs in routed.items()}
 
     @cached_property
+    def routed(self) -> frozenset[int]:
+        """Pipelines of which others run micro-batches, or whose workers run those of others."""
+        return frozenset(p for route in self.routes for p in (self.home[route.micro_batch], self.place[route.worker][0]))
+
+    @cached_property
     def groups_of(self) -> Mapping[Worker, tuple[int, ...]]:
         """Worker -> indices of the reduce groups that it is in, as all have whose stages are alike."""
         of = [its.layers[:1] or self.ties[its.ties[0]] for its in self.reductions]
@@ -348,7 +353,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
 WITHOUT_SCHEDULE = (
     *("pipelines", "reduce", "moves", "home", "route_of", "runs", "keeps", "holds", "workers", "place", "holders"),
-    *("routed_to", "groups_of", "moved_to", "is_cut"),
+    *("routed_to", "routed", "groups_of", "moved_to", "is_cut"),
 )
 """What is derived of other fields alone."""
 

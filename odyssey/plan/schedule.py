@@ -33,12 +33,11 @@ from odyssey.plan.worker import Worker
 TransferKind = Literal["F", "B"]
 N_RECEIVES_AHEAD = 4
 """A worker has posted so many of its next receives, and so has room for them."""
-N_GRADIENTS_IN_FLIGHT = 4
-"""So many of its sends of gradients may be on their way, then it waits for the oldest. Outputs stay until their Drop."""
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Send what `kind` at `stage` gave for `micro_batch` to worker `peer`, without waiting."""
+    """Send what `kind` at `stage` gave for `micro_batch` to worker `peer`. An output stays until its Drop, without a wait; for
+    gradients see `gradients_taken`."""
 
     kind: TransferKind
     stage: int
@@ -242,6 +241,32 @@ def _sent(plan: Plan, sender: Worker, receiver: Worker, kind: TransferKind) -> l
                 channels.setdefault((send.kind, send.peer), []).append(receive)
         known[sender] = channels
     return known[sender].get((kind, receiver), [])
+
+
+def gradients_taken(plan: Plan, worker: Worker) -> dict[Receive, list[Send]] | None:
+    """The gradients that `worker` can let go of at each of its receives, as the peer had received them before it sent this.
+
+    None where it may wait for the oldest gradient to be received: the workers of its pipeline run one stage each. So a receiver
+    waits for stages before its own at most, and the first stage for nobody. Where micro-batches are routed a worker that waited
+    could stand still for good: the peer may take a gradient only behind what this worker would compute next.
+    """
+    if worker not in plan.place or plan.place[worker][0] not in plan.routed:
+        return None
+    own: dict[Worker, deque[Send]] = {}
+    for op in compute_order(plan, worker):
+        send = _gives(plan, worker, op)
+        if send is not None and send.kind == "B":
+            own.setdefault(send.peer, deque()).append(send)
+    found: dict[Receive, list[Send]] = {}
+    for peer, given in own.items():
+        taken: list[Send] = []
+        for theirs in add_transfers(plan, peer, compute_order(plan, peer)):
+            if isinstance(theirs, Receive) and theirs.kind == "B" and theirs.peer == worker:
+                taken.append(given.popleft())
+            elif isinstance(theirs, Send) and theirs.peer == worker and taken:
+                found[Receive(theirs.kind, theirs.stage, theirs.micro_batch, peer)] = taken
+                taken = []
+    return found
 
 
 # -- pass 3 and 4: reductions, commit, step, drops ---------------------------------------------------------------------

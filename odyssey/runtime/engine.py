@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from odyssey.model.model import Model
 from odyssey.plan.plan import Compute, Plan
 from odyssey.plan.rest import Rest, rest_plan
-from odyssey.plan.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
+from odyssey.plan.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, gradients_taken, program
 from odyssey.plan.sharded import counts, reader
 from odyssey.plan.worker import Worker, ranks_of
 from odyssey.protocol.model_spec import Boundary
@@ -44,6 +44,7 @@ class Share:
         self.plan = plan
         self.healthy = Healthy(plan, model)
         self.program = program(plan, worker)
+        self.taken = gradients_taken(plan, worker)
         self.reductions = Reductions(plan, worker, self.program, gradients, groups, tally)
         self.forwards = [op for op in self.program if isinstance(op, Compute) and op.kind == "F"]
         read = dict.fromkeys(
@@ -97,7 +98,7 @@ class Engine:
         return tuple((k, plan.samples.n_of(k)) for k, stage in ops if plan.is_last(k, stage) and counts(plan, k, stage))
 
     def _new_attempt(self, step: int, share: Share) -> Attempt:
-        exchange = Exchange(share.plan, self.groups, self.expectations, share.program)
+        exchange = Exchange(share.plan, self.groups, self.expectations, share.program, share.taken)
         return Attempt(step, share.plan, share.program, self.groups, exchange, share.reductions, share.healthy, self._tally)
 
     # -- one step -----------------------------------------------------------------------------------------------------

@@ -1,30 +1,40 @@
 """Outputs and gradients on their way between the stages of one step: receives posted ahead, sends that are still in flight.
 
 A stage is sent what the one before has put out, and the gradient by it comes back. Where one worker runs both stages, it
-hands over. Receives are posted in the order of the program, a few ahead, so that what arrives finds its room. On a device none
-is posted before it is due: it occupies the device until it comes, and whatever waits for the whole device meanwhile (a
-library's first call, an allocator that gives memory back) would wait for what comes only when this rank goes on.
+hands over. What is sent is kept until it must have been received. Receives are posted in the order of the program, a few ahead,
+so that what arrives finds its room. On a device none is posted before it is due: it occupies the device until it comes, and
+whatever waits for the whole device meanwhile (a library's first call, an allocator that gives memory back) would wait for what
+comes only when this rank goes on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from odyssey.kernel import N_GRADIENTS_SENT
 from odyssey.plan.plan import Compute, Plan
-from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Op, Receive, Send
+from odyssey.plan.schedule import N_RECEIVES_AHEAD, Op, Receive, Send
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.groups import Groups, Way
 
 
 class Exchange:
-    """What one worker sends and receives in one try of one step."""
+    """What one worker sends and receives in one try of one step. `taken`: see `gradients_taken`."""
 
-    def __init__(self, plan: Plan, groups: Groups, expectations: Expectations, program: Iterable[Op]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Groups,
+        expectations: Expectations,
+        program: Iterable[Op],
+        taken: Mapping[Receive, Sequence[Send]] | None,
+    ) -> None:
         self._plan = plan
+        self._taken = taken
         self._groups = groups
         self._expectations = expectations
         self._arrived: dict[tuple[str, int, int], list[torch.Tensor]] = {}
@@ -35,7 +45,8 @@ class Exchange:
         self.has_queued = False
         """Something was received by a device: what is computed from it is worth nothing if a cut came before it."""
         self._sent_outputs: dict[tuple[int, int], list[Any]] = {}
-        self._sent_gradients: deque[tuple[Any, torch.Tensor]] = deque()
+        self._sent_gradients: dict[tuple[int, int], list[Any]] = {}
+        """What peers may not have received yet, by stage and micro-batch, the oldest first."""
 
     def begin(self) -> None:
         """Post the first receives."""
@@ -67,10 +78,10 @@ class Exchange:
         if op.kind == "F":
             self._sent_outputs[op.stage, op.micro_batch] = sent
             return
-        self._sent_gradients += sent
-        while len(self._sent_gradients) > N_GRADIENTS_IN_FLIGHT:
-            work, _ = self._sent_gradients.popleft()
-            self._groups.waiter.wait(work.wait)
+        self._sent_gradients[op.stage, op.micro_batch] = sent
+        if self._taken is None and len(self._sent_gradients) > N_GRADIENTS_SENT:
+            for work, _ in self._sent_gradients.pop(next(iter(self._sent_gradients))):
+                self._groups.waiter.wait(work.wait)
 
     def receive(self, op: Receive) -> list[torch.Tensor]:
         """Wait for what `op` receives. Raises Cut."""
@@ -84,6 +95,8 @@ class Exchange:
             if self._groups.wire.is_on_device:
                 self._received.append(work)
                 self.has_queued = True
+        for taken in self._taken.get(op, ()) if self._taken is not None else ():
+            del self._sent_gradients[taken.stage, taken.micro_batch]
         tensors = [self._groups.wire.inward(tensor) for tensor in tensors]
         if op.kind == "F":
             self._require_gradients(op, tensors)

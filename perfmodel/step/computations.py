@@ -32,7 +32,8 @@ _ALONE: Mapping[int, float] = MappingProxyType({})
 class Computed:
     """What became of one worker. `ended`: layers of a stage that it runs -> the last computation that added to their gradients.
 
-    `live_bytes`: high-water mark of activations, `message_bytes`: its largest message, in either direction.
+    `live_bytes`: high-water mark of activations, and of gradients sent beyond those that there is always room for;
+    `message_bytes`: its largest message, in either direction.
     """
 
     computed_s: float
@@ -127,7 +128,10 @@ class Computations:
                 for its, row in zip(tasks.cost, tasks.row, strict=True)
             ]
         orders = list(map(self._order, self.workers))
-        return kernel.Walk(kernel.Tasks(tasks.row, tasks.is_first, tasks.is_last), tasks.cost, tasks.layers, messages, orders)
+        waits = [self._plan.place[worker][0] not in self._plan.routed for worker in self.workers]
+        return kernel.Walk(
+            kernel.Tasks(tasks.row, tasks.is_first, tasks.is_last), tasks.cost, tasks.layers, messages, orders, waits
+        )
 
     def _add(self, p: int) -> None:
         """The tasks of a pipeline's micro-batches, of which only the last one may be smaller."""

@@ -2,7 +2,7 @@
 
     parameters + gradients + optimizer + buffers of held layers, run or kept, and their ties
     + activations that live at once, from F to the Drop behind B or W, by walking the program
-    + messages of the largest size in each direction, as many as the engine has in flight
+    + messages of the largest size in each direction: receives posted ahead, and gradients sent that may not have come
     + what the runtime itself takes (measured)
 
 Conservative where the engine may do better: `I` releases nothing until its `W`, and keeps the gradients of the layers'
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD
+from odyssey.kernel import N_GRADIENTS_SENT
+from odyssey.plan.schedule import N_RECEIVES_AHEAD
 from perfmodel.profile.profile import Profile
 from perfmodel.step.costs import Costs
 
-N_MESSAGES = N_RECEIVES_AHEAD + N_GRADIENTS_IN_FLIGHT
-"""That a worker has room for at once."""
+N_MESSAGES = N_RECEIVES_AHEAD + N_GRADIENTS_SENT
+"""That a worker has room for at once. What a walk finds beyond that is in its activations."""
 
 
 class Memory:

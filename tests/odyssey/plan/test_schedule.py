@@ -25,6 +25,7 @@ from odyssey.plan.schedule import (
     Send,
     compute_order,
     dependency_order,
+    gradients_taken,
     grid,
     one_forward_one_backward,
     program,
@@ -32,6 +33,7 @@ from odyssey.plan.schedule import (
 from perfmodel.step.costs import Costs
 from strategies.building.compose import reductions
 from strategies.building.ordering import order
+from tests.perfmodel.step.programs import kept_gradients
 from tests.planning import order_of, profile
 
 
@@ -235,6 +237,60 @@ def test_messages_between_two_workers_are_received_in_the_order_in_which_they_ar
             elif isinstance(op, Receive):
                 received.setdefault((op.kind, op.peer, worker), []).append((op.stage, op.micro_batch))
     assert sent == received
+
+
+@given(plans())
+def test_a_gradient_is_let_go_of_at_once_and_only_where_it_must_have_been_received(plan: Plan) -> None:
+    """By clocks: what each worker knows of how far others have come, from all that it has received, directly or not."""
+    programs = {worker: program(plan, worker) for worker in plan.workers}
+    at = {worker: {op: i for i, op in enumerate(ops)} for worker, ops in programs.items()}
+    knows: dict[int, dict[int, int]] = {worker: {} for worker in programs}
+    sent: dict[tuple[int, Send], dict[int, int]] = {}
+    kept: dict[int, list[int]] = {worker: [] for worker in programs}
+    taken = {worker: gradients_taken(plan, worker) for worker in programs}
+    n_kept: Counter[int] = Counter()
+    for worker, op in dependency_order(programs):
+        if isinstance(op, Receive):
+            theirs = sent[op.peer, Send(op.kind, op.stage, op.micro_batch, worker)]
+            knows[worker] |= {peer: max(it, knows[worker].get(peer, -1)) for peer, it in theirs.items()}
+            for gradient in (taken[worker] or {}).get(op, ()):
+                received = Receive("B", gradient.stage, gradient.micro_batch, worker)
+                assert at[gradient.peer][received] < knows[worker][gradient.peer]
+                n_kept[worker] -= 1
+        elif isinstance(op, Send):
+            sent[worker, op] = knows[worker] | {worker: at[worker][op]}
+            n_kept[worker] += op.kind == "B"
+        kept[worker].append(n_kept[worker])
+    for worker, found in taken.items():
+        assert found is None or kept[worker] == kept_gradients(programs, worker)
+
+
+@given(plans())
+def test_who_may_wait_for_old_gradients_never_stands_still(plan: Plan) -> None:
+    """Also where each waits until the very gradient that it sends has been received."""
+    programs = {worker: program(plan, worker) for worker in plan.workers}
+    waits = {worker for worker in programs if gradients_taken(plan, worker) is None}
+    position, sent, received = dict.fromkeys(programs, 0), set[Receive](), set[Receive]()
+    left = sum(map(len, programs.values()))
+    moving = True
+    while moving:
+        moving = False
+        for worker, ops in programs.items():
+            while position[worker] < len(ops):
+                op = ops[position[worker]]
+                if isinstance(op, Send):
+                    message = Receive(op.kind, op.stage, op.micro_batch, worker)
+                    sent.add(message)
+                    if op.kind == "B" and worker in waits and message not in received:
+                        break
+                elif isinstance(op, Receive):
+                    if op not in sent:
+                        break
+                    received.add(op)
+                position[worker] += 1
+                left -= 1
+                moving = True
+    assert left == 0
 
 
 @given(plans())

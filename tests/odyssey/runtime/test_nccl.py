@@ -150,7 +150,7 @@ def test_a_reduction_that_a_cut_has_ended_is_none(step: Any) -> None:
 
 def test_what_a_stage_receives_has_come_before_the_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     groups, _ = on_device(monkeypatch, replicas("gpt"))
-    exchange = Exchange(replicas("gpt"), groups, None, ())  # type: ignore[arg-type]
+    exchange = Exchange(replicas("gpt"), groups, None, (), None)  # type: ignore[arg-type]
     done, failed = Queued(), Queued()
     done.end()
     failed.end("NCCL error")

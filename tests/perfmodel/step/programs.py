@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from odyssey.kernel import N_GRADIENTS_SENT
 from odyssey.plan.plan import Compute, Plan
-from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Commit, Drop, Op, Receive, Send, program
+from odyssey.plan.schedule import N_RECEIVES_AHEAD, Commit, Drop, Op, Receive, Send, program
 from perfmodel.step.costs import Costs
 from perfmodel.step.memory import Memory
 
@@ -54,31 +55,54 @@ def computations_of(plan: Plan, costs: Costs) -> dict[int, list[tuple[float, flo
 def peaks_of(plan: Plan, costs: Costs) -> dict[int, int]:
     """Worker -> peak bytes."""
     peaks = {}
-    for worker, ops in programs_of(plan).items():
+    programs = programs_of(plan)
+    for worker, ops in programs.items():
         largest = {Send: 0, Receive: 0}
         for op in ops:
             if isinstance(op, Send | Receive):
                 largest[type(op)] = max(largest[type(op)], _message_bytes(plan, costs, op))
-        messages = N_RECEIVES_AHEAD * largest[Receive] + N_GRADIENTS_IN_FLIGHT * largest[Send]
-        peaks[worker] = Memory(costs).peak(plan.holds[worker], _live_bytes(plan, worker, ops, costs), 0) + messages
+        messages = N_RECEIVES_AHEAD * largest[Receive] + N_GRADIENTS_SENT * largest[Send]
+        peaks[worker] = Memory(costs).peak(plan.holds[worker], _live_bytes(plan, worker, programs, costs), 0) + messages
     return peaks
 
 
-def _live_bytes(plan: Plan, worker: int, ops: list[Op], costs: Costs) -> float:
-    """High-water mark of activations along a program."""
+def kept_gradients(programs: dict[int, list[Op]], worker: int) -> list[int]:
+    """Behind each op of its program: how many gradients that `worker` has sent may not have come, as far as it can tell. What
+    it has from a peer tells of all that this one had received before it sent that."""
+    ops, taken, sent = programs[worker], dict[int, int](), 0
+    counts = []
+    for op in ops:
+        if isinstance(op, Send) and op.kind == "B":
+            sent += 1
+        elif isinstance(op, Receive):
+            theirs = programs[op.peer]
+            at = theirs.index(Send(op.kind, op.stage, op.micro_batch, worker))
+            n = sum(isinstance(it, Receive) and it.kind == "B" and it.peer == worker for it in theirs[:at])
+            taken[op.peer] = max(n, taken.get(op.peer, 0))
+        counts.append(sent - sum(taken.values()))
+    return counts
+
+
+def _live_bytes(plan: Plan, worker: int, programs: dict[int, list[Op]], costs: Costs) -> float:
+    """High-water mark along a program of activations, and of gradients sent beyond those that there is always room for."""
     live = most = 0.0
+    largest = 0
     kept: dict[tuple[int, int], float] = {}
     outputs = costs.sums(lambda layer: layer.output_bytes)
-    for op in ops:
-        if isinstance(op, Compute) and op.kind in ("F", "I"):
+    p = plan.place[worker][0]
+    waits = not any(p in (plan.home[route.micro_batch], plan.place[route.worker][0]) for route in plan.routes)
+    for op, n in zip(programs[worker], kept_gradients(programs, worker), strict=True):
+        if isinstance(op, Send) and op.kind == "B":
+            largest = max(largest, _message_bytes(plan, costs, op))
+        elif isinstance(op, Compute) and op.kind in ("F", "I"):
             sums = costs.by(plan, worker).activations if op.kind == "F" else outputs
             stage, key = plan.layer_range(op.micro_batch, op.stage), (op.stage, op.micro_batch)
             size = (sums[stage.stop] - sums[stage.first]) * plan.samples.n_of(op.micro_batch) / costs.profile.micro_batch
             kept[key] = kept.get(key, 0.0) + size
             live += size
-            most = max(most, live)
         elif isinstance(op, Drop):
             live -= kept.pop((op.stage, op.micro_batch))
+        most = max(most, live + (0 if waits else max(0, n - N_GRADIENTS_SENT) * largest))
     return most
 
 

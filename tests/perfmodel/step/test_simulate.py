@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from odyssey.plan.plan import Plan, Schedule, under
+from odyssey.plan.moves import Keep
+from odyssey.plan.plan import Plan, Route, Schedule, under
 from perfmodel.profile.profile import Link
 from perfmodel.step.costs import Costs
 from perfmodel.step.fast_simulate import fast_simulate
@@ -15,9 +16,9 @@ from perfmodel.step.independent_groups import independent_groups, joined
 from perfmodel.step.memory import Memory
 from perfmodel.step.simulate import simulate
 from tests.examples import examples
-from tests.odyssey.plan.test_schedule import plans
-from tests.perfmodel.step.programs import computations_of, peaks_of
-from tests.planning import layer, profile
+from tests.odyssey.plan.test_schedule import plain, plans
+from tests.perfmodel.step.programs import computations_of, kept_gradients, peaks_of, programs_of
+from tests.planning import layer, order_of, profile
 from tests.strategies.test_zero_bubble import plans as split_plans
 
 PLANS = st.one_of(plans(), split_plans(), split_plans().map(lambda plan: under(plan, Schedule())))
@@ -45,7 +46,31 @@ def costs_of(draw: st.DrawFn, plan: Plan) -> Costs:
 @settings(max_examples=examples(150))
 @given(plan=PLANS, data=st.data())
 def test_both_ways_compute_when_the_whole_programs_do(plan: Plan, data: st.DataObject) -> None:
-    costs = data.draw(costs_of(plan))
+    assert_as_the_programs(plan, data.draw(costs_of(plan)))
+
+
+def test_gradients_that_go_both_ways_tell_of_each_other() -> None:
+    """Two workers, each with the first stage of one pipeline and the last of the other; both go back through their first stages
+    late, through four micro-batches at a time, of which the last one goes first."""
+    n, late = 48, 8
+    plan = plain([[(0, 1), (1, 2)], [(0, 1), (1, 2)]], [n, n], lost=[(1, 0), (1, 1)], keeps=[Keep(0, 1, 2), Keep(1, 0, 1)])
+    routes = tuple(Route(n + k, stage, 1 - stage) for stage in (0, 1) for k in range(n))
+    orders = []
+    for worker, own, other in ((0, 0, n), (1, n, 0)):
+        ops = [f"0F{own + k}" for k in range(n)]
+        for k in range(n + late):
+            ops += [f"1F{other + k}", f"1B{other + k}"] if k < n else []
+            ops += [f"0B{own + k - late - i}" for i in range(4)] if k >= late and k % 4 == 3 else []
+        orders.append(order_of(worker, " ".join(ops)))
+    plan = replace(plan, routes=routes, schedule=Schedule(orders=tuple(orders)))
+    programs = programs_of(plan)
+    assert all(late <= max(kept_gradients(programs, worker)) < n for worker in programs)
+    rows = [layer(str(i), output_bytes=100, activation_bytes=1) for i in range(2)]
+    assert_as_the_programs(plan, Costs(profile(rows, plan.global_batch, plan.micro_batch)))
+
+
+def assert_as_the_programs(plan: Plan, costs: Costs) -> None:
+    """Both ways find the times and the memory of the whole programs."""
     times, peaks = computations_of(plan, costs), peaks_of(plan, costs)
     for members in joined(plan):
         events, fast = simulate(plan, costs, members), fast_simulate(plan, costs, members)
