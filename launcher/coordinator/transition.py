@@ -72,11 +72,13 @@ def pause(job: JobState, reason: str, lost: Set[Rank] | None = None) -> Actions:
 
 
 def redo(job: JobState, reason: str) -> Actions:
-    """Nobody is lost: build the groups anew, and do the unit again. What ends the same way again and again ends the job."""
+    """Nobody is lost: build the groups anew, and do the unit again. Where that ends the same way again and again, all ranks
+    start again, or the job ends."""
     job.recovery.n_redone += 1
     if job.recovery.n_redone > MAX_REDONE:
         what = f"{reason}; the ranks have begun {job.recovery.n_redone} times since a step was finished, without a loss"
-        return end(job, 1, what, "see what the ranks' hosts say of their network; go on from the last checkpoint")
+        help = "see what the ranks' hosts say of their network; go on from the last checkpoint"
+        return end(job, 1, what, help) if job.plan is None else start_again_or_end(job, what, help)
     if job.recovery.n_redone > 1:
         reason = f"{reason}; {job.recovery.n_redone} times since a step was finished"
     return pause(job, reason)
