@@ -121,6 +121,7 @@ class Streams:
             streams.pipe(fd, sinks)
         if self._is_full:
             streams.pause()
+            self._look_again()
 
     def _is_plain(self, outlet: Outlet) -> bool:
         """It goes to the launcher's own stream as it is."""
@@ -189,7 +190,8 @@ class Streams:
             self._look_again()
 
     def _look_again(self) -> None:
-        if self._is_display_full and not self._is_looking:
+        """Unlike the console a display wakes nobody. It may have room again by now, as another thread shows what it has."""
+        if self._options.capture_output and not self._is_looking:
             self._is_looking = True
             self._loop.later(LOOK_S, self._look)
 

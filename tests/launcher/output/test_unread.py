@@ -95,6 +95,39 @@ def test_a_file_that_somebody_made_one_that_does_not_wait_is_waited_for() -> Non
     os.close(theirs)
 
 
+@pytest.mark.parametrize("full_at", range(4))
+def test_a_display_that_has_room_again_at_once_is_given_what_comes(full_at: int, tmp_path: Path) -> None:
+    """It has too much to show at one of the questions to it, and at the next one no more."""
+    questions, shown = iter(range(1 << 20)), bytearray()
+
+    def never(text: str) -> None:
+        raise AssertionError(text)
+
+    def show(rank: int, stream: str, data: bytes) -> bool:
+        shown.extend(data)
+        return not data and next(questions) == full_at
+
+    now = [0.0]
+    options = RunOptions("train.py", log_dir=tmp_path / "logs", capture_output=True)
+    loop, folder = Loop(lambda: now[0]), JobFolder(options, 0.0, never)
+    made = Streams(options, loop, folder.logs_of, show, never)
+    of_rank = made.open(SEAT, {})
+    try:
+        for n in range(1, 5):
+            os.write(of_rank.descriptors[1], b"a line\n")
+            for _ in range(3):
+                now[0] += 1.0
+                loop.later(0.0, lambda: None)
+                loop.turn()
+            assert bytes(shown) == b"a line\n" * n
+    finally:
+        of_rank.close()
+        made.close()
+        folder.close()
+        loop.close()
+    assert next(questions) > full_at
+
+
 @pytest.mark.parametrize("to", ["the display", "the console"])
 def test_ranks_wait_for_who_shows_what_they_write(to: str, tmp_path: Path) -> None:
     def never(text: str) -> None:
