@@ -105,13 +105,15 @@ class Screen:
         for _ in range(len(self._queue)):
             entry = self._queue.popleft()
             changed = True
-            if isinstance(entry, Event):
-                if not self._failed:
-                    self._apply(entry)
-            else:
-                self._n_shown += len(entry[2])
-                cut = self._cutter.feed(*entry)
-                lines += self._repeated.take(cut) if entry[1] == "stderr" else cut
+            try:
+                if not isinstance(entry, Event):
+                    self._n_shown += len(entry[2])
+                    cut = self._cutter.feed(*entry)
+                    lines += self._repeated.take(cut) if entry[1] == "stderr" else cut
+                elif not self._failed:
+                    self._board.apply(entry)
+            except Exception as error:
+                self._give_up(error)
         self._print([*lines, *self._repeated.release()])
         return changed
 
@@ -127,12 +129,6 @@ class Screen:
                 text.append("\n")
         self._write(lambda: self._console.print(text, soft_wrap=True))
 
-    def _apply(self, event: Event) -> None:
-        try:
-            self._board.apply(event)
-        except Exception as error:
-            self._give_up(error)
-
     def _draw(self) -> None:
         width, height = self._console.size
         try:
@@ -141,7 +137,10 @@ class Screen:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """A picture that cannot be drawn must not end a job: the ranks' lines go on, the live area does not."""
+        """A picture that cannot be drawn must not end a job: the ranks' lines go on, the live area does not. Nor do ranks wait
+        for lines that cannot be shown. The first of such errors is told."""
+        if self._failed:
+            return
         self._failed = True
         self._write(self._live.stop)
         where = traceback.extract_tb(error.__traceback__)[-1]

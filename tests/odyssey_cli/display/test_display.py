@@ -28,10 +28,11 @@ from odyssey.protocol.reports import Committed
 from odyssey.protocol.units import Result
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_grid import plan_grid
+from odyssey_cli.display.output_lines import LineCutter
 from odyssey_cli.display.progress import columns
 from odyssey_cli.display.rank_state import RankState
 from odyssey_cli.display.render import SHOW_RECOVERY_S, render
-from odyssey_cli.display.screen import Screen
+from odyssey_cli.display.screen import BACKLOG_BYTES, Screen
 from tests import job_events
 
 
@@ -321,6 +322,30 @@ def test_a_display_that_fails_does_not_end_the_job(monkeypatch: pytest.MonkeyPat
         screen.output(1, "stdout", b"still here\n")
 
     assert "the display failed, the job goes on: ZeroDivisionError" in file.getvalue()
+    assert "[rank 1] still here" in file.getvalue()
+
+
+def test_a_line_that_the_display_fails_of_holds_up_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=120, height=30, color_system=None)
+    feed, taken = LineCutter.feed, threading.Event()
+
+    def failing(cutter: LineCutter, rank: int, stream: str, data: bytes) -> list[tuple[int, str]]:
+        if b"odd" in data:
+            raise IndexError("an odd line")
+        taken.set()
+        return feed(cutter, rank, stream, data)
+
+    monkeypatch.setattr(LineCutter, "feed", failing)
+
+    with Screen(Board(), console) as screen:
+        assert screen.output(0, "stdout", b"odd " * (BACKLOG_BYTES // 4 + 1))
+        screen.output(0, "stdout", b"odd\n")
+        screen.output(1, "stdout", b"still here\n")
+        assert taken.wait(10)
+        assert not screen.output(0, "stdout", b"")
+
+    assert file.getvalue().count("the display failed, the job goes on: IndexError: an odd line") == 1
     assert "[rank 1] still here" in file.getvalue()
 
 
