@@ -122,12 +122,15 @@ class Screen:
             return
         text = Text()
         digits = len(str(max(self._board.ranks, default=0)))
-        for i, (rank, line) in enumerate(lines):
-            text.append(f"[rank {rank}]".ljust(8 + digits), style=_RANK_STYLES[rank % len(_RANK_STYLES)])
-            text.append_text(_coloured(line))
-            if i < len(lines) - 1:
-                text.append("\n")
-        self._write(lambda: self._console.print(text, soft_wrap=True))
+        try:
+            for i, (rank, line) in enumerate(lines):
+                text.append(f"[rank {rank}]".ljust(8 + digits), style=_RANK_STYLES[rank % len(_RANK_STYLES)])
+                text.append_text(_coloured(line))
+                if i < len(lines) - 1:
+                    text.append("\n")
+            self._write(lambda: self._console.print(text, soft_wrap=True))
+        except Exception as error:
+            self._give_up(error)
 
     def _draw(self) -> None:
         width, height = self._console.size

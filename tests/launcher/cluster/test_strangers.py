@@ -424,7 +424,7 @@ def test_a_member_whose_leader_talks_nonsense_ends_in_good_order(false_leader: F
 
 
 def test_a_member_that_was_not_taken_yet_tries_again(false_leader: FalseLeader) -> None:
-    """As often as it takes: nothing of a try is left when the next one begins."""
+    """It does so as often as it takes, and nothing of a try is left when the next one begins."""
     agent = false_leader.agent()
     n_threads = []
     for _ in range(5):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -26,13 +27,13 @@ from odyssey.plan.approximation import Approximation, LowRank
 from odyssey.plan.worker import Worker
 from odyssey.protocol.reports import Committed
 from odyssey.protocol.units import Result
+from odyssey_cli.display import screen as screen_module
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_grid import plan_grid
-from odyssey_cli.display.output_lines import LineCutter
 from odyssey_cli.display.progress import columns
 from odyssey_cli.display.rank_state import RankState
 from odyssey_cli.display.render import SHOW_RECOVERY_S, render
-from odyssey_cli.display.screen import BACKLOG_BYTES, Screen
+from odyssey_cli.display.screen import Screen
 from tests import job_events
 
 
@@ -325,25 +326,28 @@ def test_a_display_that_fails_does_not_end_the_job(monkeypatch: pytest.MonkeyPat
     assert "[rank 1] still here" in file.getvalue()
 
 
-def test_a_line_that_the_display_fails_of_holds_up_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["LineCutter.feed", "_coloured"])
+def test_a_line_that_the_display_fails_of_holds_up_no_rank(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120, height=30, color_system=None)
-    feed, taken = LineCutter.feed, threading.Event()
+    works, failed, taken = attrgetter(where)(screen_module), threading.Semaphore(0), threading.Event()
 
-    def failing(cutter: LineCutter, rank: int, stream: str, data: bytes) -> list[tuple[int, str]]:
-        if b"odd" in data:
+    def failing(*arguments: Any) -> Any:
+        if "odd" in str(arguments[-1]):
+            failed.release()
             raise IndexError("an odd line")
         taken.set()
-        return feed(cutter, rank, stream, data)
+        return works(*arguments)
 
-    monkeypatch.setattr(LineCutter, "feed", failing)
+    monkeypatch.setattr(f"{screen_module.__name__}.{where}", failing)
 
     with Screen(Board(), console) as screen:
-        assert screen.output(0, "stdout", b"odd " * (BACKLOG_BYTES // 4 + 1))
-        screen.output(0, "stdout", b"odd\n")
+        for _ in range(2):
+            assert screen.output(0, "stdout", b"odd " * (screen_module.BACKLOG_BYTES // 4) + b"\n")
+            assert failed.acquire(timeout=10)
+            assert not screen.output(0, "stdout", b"")
         screen.output(1, "stdout", b"still here\n")
         assert taken.wait(10)
-        assert not screen.output(0, "stdout", b"")
 
     assert file.getvalue().count("the display failed, the job goes on: IndexError: an odd line") == 1
     assert "[rank 1] still here" in file.getvalue()
