@@ -35,6 +35,7 @@ from strategies.building.compose import reductions
 from strategies.building.ordering import order
 from tests.perfmodel.step.programs import kept_gradients
 from tests.planning import order_of, profile
+from tests.strategies.test_zero_bubble import plans as split_plans
 
 
 def test_1f1b_of_the_middle_stage_is_the_published_one() -> None:
@@ -265,8 +266,8 @@ def test_a_gradient_is_let_go_of_at_once_and_only_where_it_must_have_been_receiv
         assert found is None or kept[worker] == kept_gradients(programs, worker)
 
 
-@given(plans())
-def test_who_may_wait_for_old_gradients_never_stands_still(plan: Plan) -> None:
+@given(st.one_of(plans(), split_plans()))
+def test_a_worker_that_may_wait_for_old_gradients_never_stands_still(plan: Plan) -> None:
     """Also where each waits until the very gradient that it sends has been received."""
     programs = {worker: program(plan, worker) for worker in plan.workers}
     waits = {worker for worker in programs if gradients_taken(plan, worker) is None}
