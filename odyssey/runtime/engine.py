@@ -1,6 +1,6 @@
 """Executes a worker's program: one training step, as the plan says, without knowing which strategy wrote it.
 
-A step runs the ops in order. Receives are posted ahead, sends go out without waiting (exchange.py), gradients are summed
+A step runs the ops in order. Receives are posted ahead, a wait for a send always ends (exchange.py), gradients are summed
 over samples into flat buffers (one for each reduce group) and divided by the global batch once, when the optimizer steps.
 The reduction of a bucket of layers starts as soon as the last backward has passed it (reductions.py).
 The activations that are alive are those between an `F` and its `Drop`: the schedule's high-water mark and no more.
