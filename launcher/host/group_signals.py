@@ -30,10 +30,13 @@ class GroupSignals:
         """Signals that have arrived, and `received` has not heard of."""
 
     def arrived(self, number: int) -> None:
-        """A signal is here: decide now, if the witness has it too, or in a moment."""
+        """A signal is here: decide now, if the witness has it too, or in a moment.
+
+        Until then the same one again is the same request: `timeout` signals its child and then its group, with the child in it.
+        """
         if self._is_everywhere(number):
             self._received(number, True)
-        else:
+        elif number not in self.undecided:
             self.undecided.append(number)
             self._loop.later(WITNESS_S, partial(self._decide, number))
 

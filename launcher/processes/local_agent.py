@@ -236,7 +236,8 @@ class LocalAgent:
         if self.code is not None:
             if self._for_next is not None:
                 self._for_next.append(number)
-            self.hurry(role.ranks)  # told to end for the second time
+            if number != signal.SIGHUP:  # which comes again as a shell ends that has lost its terminal
+                self.hurry(role.ranks)  # told to end for the second time
         elif not everywhere:
             role.asked_to_end(signal.Signals(number))
         elif role.decides:

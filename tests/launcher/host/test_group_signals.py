@@ -156,6 +156,23 @@ signal.pause()
     assert run.end() == 143
 
 
+@pytest.mark.usefixtures("cold")
+def test_a_terminal_that_goes_takes_no_time_from_ranks_that_save(scene: Scene, let_go: Callable[[], None]) -> None:
+    """Its shell sends SIGHUP to its jobs, and the kernel sends it once more as the shell ends."""
+    save = "signal.signal(signal.SIGHUP, lambda *_: [tell('saves'), os.read(gate, 1), tell('has saved'), sys.exit(0)])\n"
+    run = scene.start(
+        ODYSSEY_RUN, "--shutdown-timeout=1000", scene.write("train.py", TELLS + save + "tell('waits')\nsignal.pause()")
+    )
+    scene.hear(1)
+    run.signal(signal.SIGHUP)
+    assert scene.hear(1) == ["0 saves"]
+    run.signal(signal.SIGHUP)
+    time.sleep(2 * WITNESS_S)
+    let_go()
+    assert scene.hear(1) == ["0 has saved"]
+    assert run.end() == 129
+
+
 def is_rank(pid: int) -> bool:
     return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ").endswith(b"-u train.py")
 
@@ -222,6 +239,18 @@ def test_what_the_witness_gets_a_moment_later_was_sent_to_all() -> None:
     told.waiting.add(10)
     told.loop.pass_s(WITNESS_S)
     assert told.decided == [(10, True)]
+
+
+def test_the_same_signal_again_within_that_moment_is_one_request() -> None:
+    told = Told()
+    told.broadcasts.arrived(15)
+    told.broadcasts.arrived(15)
+    told.broadcasts.arrived(2)
+    told.loop.pass_s(WITNESS_S)
+    assert told.decided == [(15, False), (2, False)]
+    told.broadcasts.arrived(15)
+    told.loop.pass_s(WITNESS_S)
+    assert told.decided == [(15, False), (2, False), (15, False)]
 
 
 def test_what_the_witness_does_not_get_came_alone() -> None:
