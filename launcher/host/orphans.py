@@ -1,11 +1,12 @@
 """What ranks have started: found when its rank is gone, and ended, whoever's child it has become.
 
-Orphans of ranks become children of the agent, which is a child subreaper. Python's resource tracker is left to itself: it
-removes the shared memory of those that are gone, and then ends.
+Orphans of ranks become children of the agent, which is a child subreaper. Python's resource tracker and torch's manager of
+shared memory are left to themselves: they remove the shared memory of those that are gone, and then end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -15,9 +16,11 @@ from typing import NamedTuple
 from launcher.host import proc
 from launcher.host.handle import Handle
 
-TRACKER = b"multiprocessing.resource_tracker"
-TRACKER_S = 2.0
-"""For a resource tracker to unlink what its processes have left. It waits for whoever has its pipe, a daemon perhaps."""
+TRACKERS = (b"resource_tracker", b"torch_shm_manager")
+"""The first one is Python's, and joblib's."""
+TRACKER_S = 4.0
+"""For a tracker to unlink what its processes have left. torch's begins with it 2 s after they are gone. Python's waits for
+whoever has its pipe, a daemon perhaps."""
 STUCK_S = 30.0
 """After which what SIGKILL has not ended is left alone: it is stuck in the kernel, or another user's."""
 VARIABLE = "ODYSSEY_JOB"
@@ -108,7 +111,8 @@ def _has_marker(pid: int, marker: str) -> bool:
 
 
 def _is_tracker(pid: int) -> bool:
-    return TRACKER in proc.read(pid, "cmdline")
+    command = proc.read(pid, "cmdline")
+    return any(tracker in command for tracker in TRACKERS)
 
 
 # -- when the agent itself is killed -----------------------------------------------------------------------------------
@@ -177,7 +181,10 @@ def _reaper(pipe: int, marker: str) -> None:
     for target in range(3):
         os.dup2(quiet, target)
     os.dup2(pipe, 3)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 3:
+            with contextlib.suppress(OSError):  # the one of the listing
+                os.close(descriptor)
     rest = b""
     leaders: dict[int, Handle] = {}
     while data := os.read(3, 1 << 12):  # ended by the agent's end, or by `close`

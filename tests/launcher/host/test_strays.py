@@ -1,9 +1,10 @@
-"""The guard: when the agent is killed, what its ranks had started is ended, whatever is sent to the guard or held from it."""
+"""What ranks had started is ended, whatever is sent to the guard or held from it, and what removes shared memory removes it."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -45,3 +46,28 @@ def test_the_guard_outlives_signals_and_does_not_wait_for_a_daemon(scene: Scene)
     assert daemon.is_running() and daemon.status() != psutil.STATUS_ZOMBIE
     daemon.kill()
     daemon.wait()
+
+
+SHARES = """
+import os, signal, torch
+torch.multiprocessing.set_sharing_strategy("file_system")
+shared = torch.zeros(1000).untyped_storage()
+_, name, _ = shared._share_filename_cpu_()
+with open(os.environ["READY"], "w") as ready:
+    ready.write(f"{os.getpid()} {name.decode()}\\n")
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("is_agent", [False, True], ids=["a rank", "the agent"])
+def test_memory_that_torch_shares_by_files_is_removed_when_its_process_is_killed(scene: Scene, is_agent: bool) -> None:
+    run = scene.start(OURS, scene.write("script.py", SHARES))
+    rank, name = scene.hear(1)[0].split()
+    assert (shared := Path(f"/dev/shm{name}")).exists()
+    (manager,) = [process for process in scene.processes() if "torch_shm_manager" in process.cmdline()[0]]
+
+    os.kill(run.process.pid if is_agent else int(rank), signal.SIGKILL)
+
+    run.process.wait()
+    psutil.wait_procs([manager], PATIENCE_S)
+    assert not shared.exists()
