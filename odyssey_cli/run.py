@@ -111,12 +111,7 @@ def run(options: RunOptions, *, display: bool, also: Watch | None = None) -> int
 
     with OwnLines(options) as lines:
         if display and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown", None):
-            from odyssey_cli.display.screen import Screen
-
-            with Screen(board) as screen:
-                code = start.run(
-                    msgspec.structs.replace(options, capture_output=True), watched(screen.watch), screen.output, lines.hurry
-                )
+            code = _run_in_display(msgspec.structs.replace(options, capture_output=True), board, watched, lines)
         else:
             log = PlainLog(board, lines.write)
             code = start.run(
@@ -131,6 +126,25 @@ def run(options: RunOptions, *, display: bool, also: Watch | None = None) -> int
         why = failure_text(failure, str(_folder(board) or "")) if failure is not None and has_cause else reason_text(board)
         for text in filter(None, (why, *(f"odyssey: {line}" for line in summary(board, _folder(board)).splitlines()))):
             lines.write(text)
+    return code
+
+
+def _run_in_display(options: RunOptions, board: Board, watched: Callable[[Watch], Watch], lines: OwnLines) -> int:
+    from rich.console import Console
+
+    from launcher.agent import start
+    from odyssey_cli.display.screen import Screen
+    from odyssey_cli.display.terminal import Terminal
+
+    terminal = Terminal()
+
+    def wait_for(thread: threading.Thread) -> None:
+        lines.wait_for(thread, lambda: terminal.n_written_bytes)
+
+    with Screen(board, Console(file=terminal.text(), highlight=False), wait_for) as screen:
+        code = start.run(options, watched(screen.watch), screen.output, lines.hurry)
+        if code > 128:
+            lines.hurry()
     return code
 
 

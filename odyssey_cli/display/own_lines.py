@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 from launcher.host import limits
@@ -66,15 +67,23 @@ class OwnLines:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        told: list[int] = []
         with self._changed:
             self._is_over = True
             self._changed.notify()
+        self.wait_for(self._thread, lambda: self._n_written_bytes)
+
+    def wait_for(self, thread: threading.Thread, n_written_bytes: Callable[[], int]) -> None:
+        """Until `thread` has written what is left, or nobody takes it: then it stays behind, and ends with the process.
+
+        Only the main thread may ask. One of the signals that end a job ends the waiting, for whatever is waited for later too.
+        """
+        told: list[int] = []
         handlers = {number: signal.signal(number, lambda number, _: told.append(number)) for number in self._ending}
         n_before = -1
-        while self._thread.is_alive() and not told and not (self._is_hurried and self._n_written_bytes == n_before):
-            n_before = self._n_written_bytes
-            self._thread.join(LAST_S if self._is_hurried else LOOK_S)
+        while thread.is_alive() and not told and not (self._is_hurried and n_written_bytes() == n_before):
+            n_before = n_written_bytes()
+            thread.join(LAST_S if self._is_hurried else LOOK_S)
+        self._is_hurried = self._is_hurried or bool(told)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 

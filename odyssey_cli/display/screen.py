@@ -4,7 +4,8 @@ The agent's loop must not wait for a picture: `watch` and `output` only append t
 out of it, folds the board, prints the ranks' lines above the live area, and draws at most `REFRESHES_PER_S` times a
 second, only if something changed. While a recovery is under way it holds back for a moment: a recovery is
 shorter than a frame, and the agent needs the interpreter more. The thread has normal priority on purpose: a low one
-would keep the interpreter's lock while it waits for a processor, and the agent with it.
+would keep the interpreter's lock while it waits for a processor, and the agent with it. That thread alone writes to the
+terminal, the last lines as well: a terminal may be stopped, and the launcher must end all the same.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ _RANK_STYLES = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan", "br
 class Screen:
     """A context: the live area is up inside it. `watch` and `output` may be called from any thread."""
 
-    def __init__(self, board: Board, console: Console | None = None) -> None:
-        """`board` belongs to the drawing thread until the context ends."""
+    def __init__(self, board: Board, console: Console, wait_for: Callable[[threading.Thread], None]) -> None:
+        """`board` belongs to the drawing thread until that ends; `wait_for` waits for this at the end of the context."""
         self._board = board
-        self._console = console if console is not None else Console(stderr=True, highlight=False)
+        self._console = console
+        self._wait_for = wait_for
         self._ascii = not self._console.encoding.lower().startswith("utf")
         self._queue: deque[Event | tuple[Rank, str, bytes]] = deque()
         self._n_come = self._n_shown = 0
@@ -75,20 +77,17 @@ class Screen:
 
     def __enter__(self) -> Screen:
         sys.setswitchinterval(0.001)
-        self._live.start()
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
-        self._thread.join(timeout=5.0)
-        self._take_in()
-        self._print([*self._repeated.release(all_of_them=True), *self._cutter.flush()])
-        self._write(self._live.stop)
+        self._wait_for(self._thread)
         sys.setswitchinterval(self._switch_interval)
 
     def _draw_until_stopped(self) -> None:
         second = -1
+        self._write(self._live.start)
         while not self._stop.wait(1 / REFRESHES_PER_S):
             changed = self._take_in()
             recovery = self._board.recovery
@@ -97,6 +96,9 @@ class Screen:
             if not self._failed and (changed or int(time.time()) != second):
                 second = int(time.time())
                 self._draw()
+        self._take_in()
+        self._print([*self._repeated.release(all_of_them=True), *self._cutter.flush()])
+        self._write(self._live.stop)
 
     def _take_in(self) -> bool:
         """Fold what has come since the last time, print the ranks' lines; whether there was anything."""

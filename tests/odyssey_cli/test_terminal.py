@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,8 +11,11 @@ import struct
 import subprocess
 import sys
 import termios
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 SCRIPT = """
@@ -139,6 +143,42 @@ def test_a_job_whose_terminal_is_gone_goes_on_to_its_good_end(tmp_path: Path, n_
         process.terminate()
         process.wait()
     assert json.loads((tmp_path / "report.json").read_text())["exitcode"] == 0
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["that has ended well", "that goes on"])
+def test_a_job_whose_terminal_is_stopped_ends_when_it_is_told_to(tmp_path: Path, ends: bool) -> None:
+    script = GOES_ON.format(n_lines=0) + ("" if ends else "while True:\n    time.sleep(1)\n")
+    process, master = started_in_terminal(tmp_path, "script.py", script=script)
+    said = b""
+    while said.count(b"waiting") < 2:
+        said += os.read(master, 1 << 16)
+    os.write(master, b"\x13")  # Ctrl-S
+    wait_for(lambda: writes_to_stderr(process.pid))
+    (tmp_path / "gone").touch()
+    if ends:
+        wait_for(lambda: not psutil.Process(process.pid).children())
+
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:  # between the job's end and the last lines nobody hears it
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
+
+    process.kill()
+    assert process.wait() == (0 if ends else 143)
+    os.close(master)
+
+
+def writes_to_stderr(pid: int) -> bool:
+    """A thread waits in the kernel to write there."""
+    return any(path.read_text().startswith("1 0x2 ") for path in Path(f"/proc/{pid}/task").glob("*/syscall"))
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_line_with_a_colour_that_is_none_is_shown_without_it(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order(monkeypat
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, height=30, color_system=None, legacy_windows=False)
 
-    with Screen(Board(), console) as screen:
+    with Screen(Board(), console, threading.Thread.join) as screen:
         for event in job_events.job():
             screen.watch(event)
         for i in range(200):
@@ -317,7 +317,7 @@ def test_a_display_that_fails_does_not_end_the_job(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("odyssey_cli.display.screen.render", failing)
 
-    with Screen(Board(), console) as screen:
+    with Screen(Board(), console, threading.Thread.join) as screen:
         screen.watch(job_events.job()[0])
         assert drawn.wait(10)
         screen.output(1, "stdout", b"still here\n")
@@ -341,7 +341,7 @@ def test_a_line_that_the_display_fails_of_holds_up_no_rank(where: str, monkeypat
 
     monkeypatch.setattr(f"{screen_module.__name__}.{where}", failing)
 
-    with Screen(Board(), console) as screen:
+    with Screen(Board(), console, threading.Thread.join) as screen:
         for _ in range(2):
             assert screen.output(0, "stdout", b"odd " * (screen_module.BACKLOG_BYTES // 4) + b"\n")
             assert failed.acquire(timeout=10)
@@ -365,7 +365,7 @@ def test_watching_costs_the_agent_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
     event: Event = job_events.job()[0]
 
-    with Screen(Board(), console) as screen:
+    with Screen(Board(), console, threading.Thread.join) as screen:
         for _ in range(1000):
             screen.watch(event)
         drawn.clear()
