@@ -93,8 +93,8 @@ def evaluate_body(
     """Give this worker's sums over its share of the data: of losses times weights, of the weights, and of what `measures` give.
     `other_values`: of the model meanwhile. Raises Cut when communication ends.
 
-    Every worker goes through (micro-batch, stage) in ascending order, so sends and receives between any two agree. A worker that
-    waits for the oldest send to be received waits for a worker that is not as far, so the one that is least far goes on.
+    Every worker goes through (micro-batch, stage) in ascending order, so sends and receives between any two agree. A worker
+    that waits for the oldest send to be received waits for a worker that is not as far, so the one that is least far goes on.
     """
     with engine.model.in_evaluation(), _with(engine, other_values):
         return (_Together if engine.plan.is_sharded else _Pass)(engine, reader, measures).sums()
