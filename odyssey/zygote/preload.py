@@ -2,7 +2,8 @@
 
 A rank tells once (`tell_at_first_step`). The next zygote imports the same (`import_all`) and sees what a module does
 meanwhile that a fork could not take back: reads a variable that differs between ranks, starts a thread, initialises CUDA,
-fails. Such a module is left out, with all that import it, but for those that `repair` sets right in the fork.
+fails. Such a module is left out, with all that import it, but for those that `repair` sets right in the fork. Variables that
+modules set at import a fork has, too.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def import_all(modules: Iterable[str], variables: Collection[str]) -> dict[str, 
     `variables`: names of those whose values differ between ranks, or between starts of a rank.
     """
     watch = _Watch(variables)
+    before = dict(os.environb)
     with watch:
         for name in modules:
             if is_left_out(name, watch.left_out):
@@ -100,7 +102,14 @@ def import_all(modules: Iterable[str], variables: Collection[str]) -> dict[str, 
                 watch.leave_out(f"{type(error).__name__} when imported alone", [name])
             watch.look()
             time.sleep(min(time.monotonic() - started, MAX_PAUSE_S))
+    for variable in before.keys() | os.environb.keys():
+        if before.get(variable) != os.environb.get(variable):
+            _variables_set.append((variable, before.get(variable), os.environb.get(variable)))
     return watch.left_out
+
+
+_variables_set: list[tuple[bytes, bytes | None, bytes | None]] = []
+"""Variables that modules have set or removed at import: their names, and their values before and behind it."""
 
 
 def is_left_out(name: str, left_out: Collection[str]) -> bool:
@@ -188,7 +197,17 @@ def _importing() -> list[str]:
 
 
 def repair() -> None:
-    """Set right what modules have kept of variables that they read at import."""
+    """Set right what modules have kept of variables that they read at import, and set those that they set there.
+
+    A rank's own value stays: a module may have set the variable only where it was not set.
+    """
+    for variable, before, behind in _variables_set:
+        if os.environb.get(variable) != before:
+            continue
+        if behind is not None:
+            os.environb[variable] = behind
+        else:
+            del os.environb[variable]
     for name, set_right in REPAIRS.items():
         if (module := sys.modules.get(name)) is not None:
             set_right(module)

@@ -32,6 +32,8 @@ MODULES = {
     "failing": "raise ValueError",
     "exiting": "raise SystemExit",
     "later": "import os\ndef rank(): return os.environ['RANK']",
+    "sets": "import os; os.environ['SET'] = 'new'; os.environ.pop('REMOVED'); os.environ['CHANGED'] += ' and more'",
+    "defaults": "import os; [os.environ.setdefault(name, 'mine') for name in ('DEFAULT', 'OWN')]",
 }
 
 
@@ -69,6 +71,29 @@ def import_all(*names: str) -> dict[str, str]:
 )
 def test_what_a_fork_could_not_take_back_is_left_out(names: tuple[str, ...], left_out: dict[str, str]) -> None:
     assert import_all(*names) == left_out
+
+
+@pytest.mark.usefixtures("modules")
+def test_variables_that_modules_set_at_import_are_set_in_a_fork() -> None:
+    code = """
+import os
+from odyssey.zygote import preload
+os.environ |= {"REMOVED": "1", "CHANGED": "what was"}
+rank = {**os.environb, b"OWN": b"the rank's"}
+preload.import_all(["sets", "defaults"], ["RANK"])
+os.environb.clear()
+os.environb.update(rank)
+preload.repair()
+print({name: os.environ.get(name) for name in ("SET", "REMOVED", "CHANGED", "DEFAULT", "OWN")})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert eval(done.stdout) == {
+        "SET": "new",
+        "REMOVED": None,
+        "CHANGED": "what was and more",
+        "DEFAULT": "mine",
+        "OWN": "the rank's",
+    }
 
 
 def test_what_is_in_a_package_is_left_out_with_it() -> None:
