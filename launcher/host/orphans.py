@@ -6,7 +6,6 @@ shared memory are left to themselves: they remove the shared memory of those tha
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -181,10 +180,9 @@ def _reaper(pipe: int, marker: str) -> None:
     for target in range(3):
         os.dup2(quiet, target)
     os.dup2(pipe, 3)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 3:
-            with contextlib.suppress(OSError):  # the one of the listing
-                os.close(descriptor)
+    for path, _ in [*proc.descriptors(os.getpid())]:
+        if int(path.name) > 3:
+            os.close(int(path.name))
     rest = b""
     leaders: dict[int, Handle] = {}
     while data := os.read(3, 1 << 12):  # ended by the agent's end, or by `close`
