@@ -112,6 +112,8 @@ def _start_again(job: JobState) -> tuple[PlainState, Actions]:
         else:
             states[rank] = RankState.EXITED if job.ranks.state(rank) in _ENDED else RankState.ABSENT
     before = world.ranks
+    world.slots_lost.clear()  # each is tried anew
+    world.slot_losses.clear()
     world.restarts.take_back(job.n_counted)
     world.ranks = Ranks(
         {rank: RankRecord(state, before.table.get(rank, RankRecord()).process) for rank, state in states.items()},
