@@ -24,7 +24,7 @@ LOOKS_PER_TIMEOUT, SOONEST_LOOK_S, LATEST_LOOK_S = 8, 0.1, 5.0
 LATEST_REPEAT_S = 3600.0
 """The warning comes again after the time-out, then after ever twice as long, up to this."""
 LATE_S, LATE_SHARE = 1.0, 0.25
-"""An answer that has come later than so, and than this share of the time-out, tells nothing of the time before."""
+"""What is seen later than so, and than this share of the time-out, tells nothing of the time before."""
 TELL_STEP_S = 10.0
 """A rank's step comes into the log this often."""
 
@@ -68,6 +68,7 @@ class StallWatch:
         self._steps = _Steps()
         self._warnings = _Warnings()
         self._timer: Timer | None = None
+        self._due_at = 0.0
 
     def start(self) -> None:
         self._look_later()
@@ -101,6 +102,7 @@ class StallWatch:
 
     def _look_later(self) -> None:
         if self._stalls is not None and self._pause_s is not None:
+            self._due_at = self._loop.clock() + self._pause_s
             self._timer = self._loop.later(self._pause_s, self._look)
 
     @property
@@ -110,14 +112,16 @@ class StallWatch:
         return min(max(self._timeout_s / LOOKS_PER_TIMEOUT, SOONEST_LOOK_S), LATEST_LOOK_S)
 
     def _look(self) -> None:
-        asked_at, processes = self._loop.clock(), self._inspection.processes()
-        self._inspection.sample(processes, lambda samples: self._sampled(asked_at, processes, samples))
+        processes = self._inspection.processes()
+        self._inspection.sample(processes, lambda samples: self._sampled(processes, samples))
 
-    def _sampled(self, asked_at: float, processes: Mapping[Rank, object], samples: dict[Rank, Sample]) -> None:
+    def _sampled(self, processes: Mapping[Rank, object], samples: dict[Rank, Sample]) -> None:
+        """The answers are there. An agent that was cut off has had its ranks stand still, and whoever suspended this process
+        may have suspended them."""
         if self._stalls is None or self._timeout_s is None:
             return
         now = self._loop.clock()
-        if now - asked_at > max(LATE_S, LATE_SHARE * self._timeout_s):  # of an agent that was cut off ranks have stood still
+        if now - self._due_at > max(LATE_S, LATE_SHARE * self._timeout_s):
             for rank in samples:
                 self._stalls.excuse(rank, now)
         verdict = self._stalls.look(now, samples)
@@ -144,7 +148,11 @@ class StallWatch:
         self._look_later()
         now, living = self._loop.clock(), self._inspection.processes()
         self._stalls.pass_over(samples)
-        stalled = {rank: at for rank, at in seen.stalled.items() if living.get(rank) is before[rank]}
+        stalled = {
+            rank: at
+            for rank, at in seen.stalled.items()
+            if living.get(rank) is before[rank] and not self._stalls.has_beaten_since(rank, at)
+        }
         if not stalled:
             return
         verdict = Verdict(stalled, seen.busy, seen.stopped & frozenset(stalled))
@@ -163,6 +171,7 @@ class StallWatch:
             self._steps.last,
             hosts,
         )
+        self._warnings.has_told = True
         self._feed(Stalled(tuple(sorted(verdict.stalled)), tuple(sorted(blamed or waited_for)), text))
         if self._ends_stalled:
             for rank in sorted(blamed):
@@ -206,6 +215,8 @@ class _Warnings:
     """When people are warned of one and the same stall."""
 
     def __init__(self) -> None:
+        self.has_told = False
+        """That it has come to a warning: while stacks were read the stall may have ended."""
         self._since: float | None = None
         self._next_at = 0.0
         self._repeat_s = 0.0
@@ -222,5 +233,6 @@ class _Warnings:
 
     def end(self) -> float | None:
         """None has stalled any more. Answers since when they had, if anybody was warned."""
-        since, self._since = self._since, None
+        since = self._since if self.has_told else None
+        self._since, self.has_told = None, False
         return since

@@ -102,6 +102,9 @@ class Stalls:
     def uses_heartbeats(self, rank: Rank) -> bool:
         return rank in self._lives and self._lives[rank].last_beat is not None
 
+    def has_beaten_since(self, rank: Rank, at: float) -> bool:
+        return self.uses_heartbeats(rank) and self._lives[rank].last_beat != at
+
     def look(self, now: float, samples: Mapping[Rank, Sample]) -> Verdict:
         """What these samples, and all before, say."""
         for rank in set(self._lives) - set(samples):
