@@ -285,6 +285,8 @@ def notice_expired(job: JobState, body: NoticeExpired) -> Actions:
     over &= job.members - job.leaving.keys()
     alone = _alone(job, over)
     notes: Actions = ()
+    if job.due:  # asked for already, or by an agent that led and whose clock was ahead
+        notes = (RemindOfNotice(min(job.due.values()) - job.world.now),)
     if alone:
         hold, stay = ("they hold", "they stay") if len(alone) > 1 else ("it holds", "it stays")
         notes += (Record(Note(f"the time of {ranks_text(alone)} is over; what {hold} nobody else does, so {stay}")),)
