@@ -72,6 +72,7 @@ class Process:
     """The agent's end."""
 
     def __init__(self) -> None:
+        """Raises OSError where no process, or no descriptor, is granted."""
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         path = [str(Path(__file__).parents[2]), *sys.path]  # `launcher` means ours, wherever we are run
@@ -80,15 +81,19 @@ class Process:
             f"sys.path[:] = {path!r}; "
             f"from launcher.planning.precompute import main; main({theirs.fileno()}, {os.getpid()})"
         )
-        process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError:
+                self.socket.close()
+                raise
         process.returncode = 0  # the agent waits for its children itself
-        theirs.close()
         self.pid = process.pid
         self._handle = Handle.of(process.pid)
         self._unsent = SendBuffer()

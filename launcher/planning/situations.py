@@ -179,7 +179,11 @@ class PlanSearch:
         n_left = _n_left(self._options.n_spares, self._node_of, subject[1])
         whole = situation_of(ask, profile, self._node_of, expected, self._options.aim, n_left)
         if self._process is None:
-            self._process = precompute.Process()
+            try:
+                self._process = precompute.Process()
+            except OSError as error:  # no more processes or descriptors are granted now; the next Go tries again
+                self._is_due, self._problem = False, f"the planner cannot be started: {error.strerror}"
+                return
         self._process.ask(precompute.Ask(self._number, self._only, can_respawn, whole))
         self._on_process(0)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -116,6 +120,26 @@ def test_a_plan_that_is_none_for_this_loss_is_searched_for_and_told(
     found = plans.propose(ask, of, CHANGE)
     assert not found.ahead and found.ahead_problem
     prove(chosen_of(found), ask.held)
+
+
+def test_a_planner_that_cannot_be_started_costs_a_search_and_is_started_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, plan = job()
+    loop = FakeLoop()
+    plans = PlanSearch(OPTIONS, NODE_OF, loop)
+    n_before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as limited:
+        limited.setattr(subprocess, "Popen", Mock(side_effect=OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+        plans.plan_ahead(plan, frozenset(RANKS), False, {}, of, CHANGE)
+    assert len(os.listdir("/proc/self/fd")) == n_before
+    found = plans.propose(loss(plan, 6), of, CHANGE)
+    assert not found.ahead
+    assert found.ahead_problem == "the planner cannot be started: Resource temporarily unavailable"
+    prove(chosen_of(found), loss(plan, 6).held)
+
+    plans.plan_ahead(plan, frozenset(RANKS), False, {}, of, CHANGE)
+    wait(plans, loop)
+    assert plans.propose(loss(plan, 6), of, CHANGE).ahead
+    plans.close()
 
 
 def test_micro_batches_that_turn_out_to_be_whole_ones_are_not_cut_by_what_was_found_before() -> None:
