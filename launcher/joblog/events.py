@@ -135,6 +135,11 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     on_loss: str = "restart"
 
     @property
+    def n_ranks(self) -> int:
+        """How many the job begins with."""
+        return sum(agent.n_ranks for agent in self.agents) or self.n_nodes * self.n_ranks_per_node
+
+    @property
     def what(self) -> str:
         """What runs, for people: the script and its arguments, or what is rehearsed."""
         return f"{self.rehearsed} (rehearsed)" if self.rehearsed else " ".join((self.script, *self.arguments))

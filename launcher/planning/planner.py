@@ -102,6 +102,9 @@ class Planner:
         """Plans for a situation, best first; a table prepared ahead if there is one. Raises OdysseyError if there is none."""
         state = self._state()
         is_first = ask.plan is None and isinstance(state, JobState) and state.number == 1 and not state.world.attempt
+        began = state.world.started
+        if began is not None:
+            self._search.n_absent = max(0, began.n_ranks - len(self._node_of))
         return self._search.propose(ask, self._in_force(), self._expected_change(), is_first_start=is_first)
 
     def untold_faults(self, found: Proposed) -> list[str]:

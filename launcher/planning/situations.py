@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 
 from msgspec.structs import replace
@@ -37,9 +37,15 @@ def expected_change(world: World, now: float, mtbf_s: float | None, failure_rate
 
 
 def situation_of(
-    ask: Propose, profile: Profile, node_of: dict[Worker, int], expected: ExpectedChange, aim: Aim, n_spares: int = 0
+    ask: Propose,
+    profile: Profile,
+    node_of: dict[Worker, int],
+    expected: ExpectedChange,
+    aim: Aim,
+    n_spares: int = 0,
+    n_absent: int = 0,
 ) -> Situation:
-    """`n_spares`: of those alive, that are to stand by if the job starts now, or may if it has."""
+    """`n_spares`: of those alive, that are to stand by if the job starts now, or may if it has. `n_absent`: as in Situation."""
     return Situation(
         generation=ask.generation,
         step=ask.step,
@@ -62,6 +68,7 @@ def situation_of(
         aim=aim,
         n_spares=n_spares,
         can_restart=ask.can_restart,
+        n_absent=n_absent,
     )
 
 
@@ -74,23 +81,27 @@ def proposed(
     layout: str,
     aim: Aim,
     n_spares: int = 0,
+    n_absent: int = 0,
 ) -> Proposed:
     """The answer of a search that takes no time. `strategy`, `layout`, `aim`, `n_spares`: as asked for on the command line.
+    `n_absent`: workers that the job began with and that have no number any more.
 
     Raises OdysseyError if nothing can be proposed at all.
     """
     from strategies.search import answer
 
-    missing, n_left = tuple(sorted(node_of.keys() - set(ask.alive))), _n_left(n_spares, node_of, ask.alive)
+    missing = tuple(sorted(node_of.keys() - set(ask.alive)))
+    n_left = _n_left(n_spares, len(node_of) + n_absent, len(ask.alive))
     # Where ranks were lost before the layout that was asked for could run, the best one for the others is.
-    has_room = not missing or sum(parse_layout(layout) or ()) <= len(ask.alive) - n_left
+    has_room = not (missing or n_absent) or sum(parse_layout(layout) or ()) <= len(ask.alive) - n_left
     wanted = layout if has_room else "auto"
     if ask.plan is None:
         ask = replace(ask, lost=missing)
     candidates: list[Candidate] = []
     why_not = help = ""
     try:
-        candidates = answer(situation_of(ask, profile, node_of, expected, aim, n_left), only(strategy), wanted)
+        situation = situation_of(ask, profile, node_of, expected, aim, n_left, n_absent)
+        candidates = answer(situation, only(strategy), wanted)
     except StateLost as error:
         why_not, help = error.what, error.help
     return Proposed(tuple(candidates), expected.seconds, expected.source, 0.0, False, why_not, help)
@@ -106,9 +117,9 @@ def check_each_has_work(profile: Profile, n_ranks: int) -> None:
         raise UsageError(f"{batch}, for {n_copies} copies of the model", help)
 
 
-def _n_left(n_spares: int, node_of: Mapping[Worker, int], alive: Sequence[Worker]) -> int:
+def _n_left(n_spares: int, n_workers: int, n_alive: int) -> int:
     """Those who still stand by: they take the places of lost ones."""
-    return max(0, n_spares - (len(node_of) - len(alive)))
+    return max(0, n_spares - (n_workers - n_alive))
 
 
 def only(strategy: str) -> str | None:
@@ -124,6 +135,8 @@ class PlanSearch:
         self._node_of = node_of
         self._loop = loop
         self._only = only(options.strategy)
+        self.n_absent = 0
+        """Workers that the job began with and that have no number any more."""
         self._process: precompute.Process | None = None
         self._number = self._since = 0
         """The numbers of the newest Ask, and of the first one about this subject."""
@@ -143,14 +156,14 @@ class PlanSearch:
         started = time.perf_counter()
         options = self._options
         if is_first_start:
-            check_each_has_work(profile, len(ask.alive) - _n_left(options.n_spares, self._node_of, ask.alive))
+            check_each_has_work(profile, len(ask.alive) - self._n_left(ask.alive))
         ahead = attempt("ahead", lambda: self._found_ahead(ask, profile, expected, started))
         candidates, problem = ([], ahead.reason) if isinstance(ahead, Candidate) else (ahead, self._problem)
         if best(candidates) is not None:
             search_s = time.perf_counter() - started
             found = Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead=True)
         else:
-            asked = options.strategy, options.layout, options.aim, options.n_spares
+            asked = options.strategy, options.layout, options.aim, options.n_spares, self.n_absent
             found = proposed(ask, profile, self._node_of, expected, *asked)
             found = replace(found, search_s=time.perf_counter() - started, ahead_problem=problem)
         return replace(found, n_planned=len(self._answers), n_to_plan=self._n_classes)
@@ -176,8 +189,7 @@ class PlanSearch:
         self._number += 1
         self._is_due = True
         ask = _without_loss(plan, subject[1], slow, can_restart=can_restart)
-        n_left = _n_left(self._options.n_spares, self._node_of, subject[1])
-        whole = situation_of(ask, profile, self._node_of, expected, self._options.aim, n_left)
+        whole = situation_of(ask, profile, self._node_of, expected, self._options.aim, self._n_left(subject[1]), self.n_absent)
         if self._process is None:
             try:
                 self._process = precompute.Process()
@@ -186,6 +198,9 @@ class PlanSearch:
                 return
         self._process.ask(precompute.Ask(self._number, self._only, can_respawn, whole))
         self._on_process(0)
+
+    def _n_left(self, alive: Sequence[Worker]) -> int:
+        return _n_left(self._options.n_spares, len(self._node_of) + self.n_absent, len(alive))
 
     def _on_process(self, mask: int) -> None:
         process = self._process

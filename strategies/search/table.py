@@ -152,7 +152,7 @@ def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     """The candidates for the first plan of a job, best first.
 
     Raises UsageError for a layout that cannot be meant, and where no plan survives what was asked for, unless ranks were lost
-    before: then it is the one that survives most.
+    before, or are fewer than the job began with: then it is the one that survives most.
     """
     strategies.load_all()  # a file that is no strategy ends a job when it starts, and not when it loses a rank
     if situation.n_spares and not situation.at_work:
@@ -161,7 +161,7 @@ def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     situation = replace(situation, lengths=lengths_of(situation, layout))
     candidates = attempt_all(NAME, lambda: _ranked(situation, _as_asked(situation)))
     chosen, aim = best(candidates), situation.aim
-    if situation.lost or chosen is None or chosen.at_next_loss is None:
+    if situation.lost or situation.n_absent or chosen is None or chosen.at_next_loss is None:
         return candidates
     if missing := _missing(chosen.at_next_loss, aim):
         who = f"layout {layout} does not" if layout != "auto" else f"no layout of {len(situation.at_work)} ranks does"

@@ -90,6 +90,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     are no part of `alive` yet. `is_running`: nobody has been paused, and the plan in force goes on where it is kept.
     `slow`: worker -> how many times as long it computes as the profile says, of those that do. `whole`: groups that are not
     built anew where a plan has them. `can_restart`: where memory cannot go on the launcher starts all ranks again.
+    `n_absent`: so many more workers there were when the job began; all have started again on fewer agents since.
     """
 
     generation: int
@@ -115,6 +116,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     slow: Mapping[Worker, float] = {}
     whole: frozenset[SumOver] = frozenset()
     can_restart: bool = False
+    n_absent: int = 0
 
     @property
     def at_work(self) -> tuple[Worker, ...]:

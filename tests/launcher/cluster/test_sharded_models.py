@@ -1,4 +1,4 @@
-"""A model that is sharded over ranks of several agents: when one of these is lost, those of the others go on."""
+"""Models of scripts' own over several agents, whole or sharded: when one is lost the others go on, or start again."""
 
 from __future__ import annotations
 
@@ -59,3 +59,23 @@ def test_all_agents_start_their_ranks_again_where_nobody_has_a_shard(start: Call
     assert "all ranks start again (restart 1 of 1)" in "".join(line for agent in agents for line in agent.lines)
     found = {int(path.stem): torch.load(path) for path in out.glob("*.pt")}
     assert {rank: most > 1e-10 for rank, most in differences("average/2", found, N_STEPS).items()} == {0: False, 1: False}
+
+
+def test_agents_that_stood_by_start_again_with_one_of_them_at_work(start: Callable[..., Agent], tmp_path: Path) -> None:
+    """They hold nothing, and not both can stand by."""
+    out = tmp_path / "out"
+    out.mkdir()
+    held = Held(tmp_path / "held", 5)
+    given = {"nproc_per_node": 1, "nnodes": "1:3", "max_restarts": 1, "spares": 2, "rdzv_conf": "last_call_timeout=100"}
+    agents = []
+    for _ in range(3):
+        agents.append(start(str(out), "average", *held.arguments, script=SCRIPT, **given))
+        agents[-1].until(lambda line: "leading at" in line or "joined the job" in line)
+    agents[0].until(lambda line: line.startswith("step 5 ") or "] step 5 " in line or "step 5 loss" in line)
+    agents[0].process.kill()
+    held.release()
+
+    assert [agent.end() for agent in agents[1:]] == [0, 0], [agent.lines for agent in agents]
+    assert "all ranks start again (restart 1 of 1)" in "".join(line for agent in agents for line in agent.lines)
+    found = {int(path.stem): torch.load(path) for path in out.glob("*.pt")}
+    assert {rank: most > 1e-10 for rank, most in differences("average", found, N_STEPS).items() if rank == 0} == {0: False}

@@ -109,6 +109,25 @@ def test_a_job_does_not_start_with_more_copies_than_micro_batches(n_shards: int,
     search.propose(at_start(4 * n_shards), of, CHANGE, is_first_start=True)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        RunOptions("train.py", layout="2x2"),
+        RunOptions("train.py", n_spares=2),
+        RunOptions("train.py", aim=Aim(survive=2)),
+        RunOptions("train.py", aim=Aim(survive_nodes=2)),
+    ],
+    ids=["--layout", "--spares", "--survive", "--survive-nodes"],
+)
+def test_all_who_start_again_on_fewer_agents_do_without_what_there_is_no_room_for(asked: RunOptions) -> None:
+    of = job(4)
+    search = PlanSearch(asked, dict.fromkeys(range(2), 0), FakeLoop())
+    with pytest.raises(UsageError):
+        search.propose(at_start(2), of, CHANGE, is_first_start=True)
+    search.n_absent = 2
+    assert len(chosen(search.propose(at_start(2), of, CHANGE)).workers) == 2
+
+
 def test_a_start_anew_without_all_who_had_work_leaves_those_idle_who_are_too_many() -> None:
     """Nothing is trained, and all that are left are newcomers."""
     of = whole()
