@@ -37,16 +37,24 @@ def files(folder: Path) -> dict[KeptFile, tuple[int, int]]:
     """Those that there are, attempt by attempt, and which bytes of their streams they hold: the first, and the one behind the
     last."""
     found = set()
-    for path in (*folder.glob("attempt_*/*/std*.log"), *folder.glob(f"{KEPT}/attempt_*/*/std*.log")):
-        attempt, place, stream = path.parts[-3].removeprefix("attempt_"), path.parts[-2], path.stem
-        if attempt.isdecimal() and place.isdecimal() and stream in STREAMS.values() and max(len(attempt), len(place)) < 8:
-            found.add((int(attempt), int(place), stream != "stdout", stream))
+    for below in (folder, folder / KEPT):
+        for attempt in _numbers(below, "attempt_"):
+            for place in _numbers(below / f"attempt_{attempt}"):
+                for name in rotating_file.names(below / f"attempt_{attempt}" / place):
+                    if name.endswith(".log") and (stream := name.removesuffix(".log")) in STREAMS.values():
+                        found.add((int(attempt), int(place), stream != "stdout", stream))
     kept: dict[KeptFile, tuple[int, int]] = {}
     for attempt_number, local_rank, _, name in sorted(found)[-MAX_FILES:]:
         file = KeptFile(attempt_number, local_rank, name)  # type: ignore[arg-type]
         its = rotating_file.parts(file.path(folder))
         kept[file] = its[0].start, its[-1].stop
     return kept
+
+
+def _numbers(folder: Path, prefix: str = "") -> list[str]:
+    """Those that names there have behind this."""
+    found = [name.removeprefix(prefix) for name in rotating_file.names(folder) if name.startswith(prefix)]
+    return [number for number in found if number.isdecimal() and len(number) < 8]
 
 
 def piece(folder: Path, file: KeptFile, offset: int) -> bytes:

@@ -35,12 +35,22 @@ class FilePart(msgspec.Struct, frozen=True):
 
 def parts(path: Path) -> list[FilePart]:
     """Those that there are of the stream whose newest file is `path`, in order."""
-    starts = [int(word) for name in path.parent.glob(f"{path.name}.*") if (word := name.suffix[1:]).isdecimal()]
+    prefix = f"{path.name}."
+    words = [name.removeprefix(prefix) for name in names(path.parent) if name.startswith(prefix)]
+    starts = [int(word) for word in words if word.isdecimal()]
     found: list[FilePart] = []
     if starts:
         older = path.with_name(f"{path.name}.{max(starts)}")
         found.append(FilePart(older, max(starts), _size(older)))
     return [*found, FilePart(path, found[0].stop if found else 0, _size(path))]
+
+
+def names(folder: Path) -> list[str]:
+    """What is in it; nothing if it is gone by now, as those of attempts go that are long over."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _size(path: Path) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,3 +150,19 @@ def test_what_was_asked_for_comes_before_what_is_kept(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "stdout.log").write_text(folder.parent.parent.name)
     assert os.fsencode(tmp_path.name) == log_reader.piece(tmp_path, FILE, 0)
+
+
+def test_folders_that_go_while_they_are_read_are_none(tmp_path: Path) -> None:
+    """Those of old attempts go as a job starts again."""
+    for attempt in range(40):
+        streams = [tmp_path / "kept" / f"attempt_{attempt}" / str(rank) / "stdout.log" for rank in range(20)]
+        for stream in streams:
+            stream.parent.mkdir(parents=True)
+            stream.touch()
+        goes = threading.Thread(target=shutil.rmtree, args=(tmp_path / "kept" / f"attempt_{attempt}",))
+        goes.start()
+        while goes.is_alive():
+            log_reader.files(tmp_path)
+            log_reader.piece(tmp_path, KeptFile(attempt, 0, "stdout"), 0)
+        goes.join()
+    assert log_reader.files(tmp_path) == {}
