@@ -197,6 +197,8 @@ class Following:
             self._local.sink.say(f"joined the job led at {name} as its agent {welcome.number}")
             self.has_place = True
             self._part.welcomed(welcome.number, welcome.leader, self.leader_at, welcome.log).hearer = hearer
+            for other in welcome.others:
+                self._part.know(other.number, Address(other.host, other.port))
 
     def waits_for_place(self) -> None:
         """The agent that leads has answered, and holds on to this one."""
@@ -232,9 +234,7 @@ class Following:
         if isinstance(words, OtherJob):
             self.search.pass_by(self.leader_at, words)
         else:
-            address = Address(words.host, words.port)
-            self.search.look_at([address])
-            self.search.again(f"another agent leads, at {address}")
+            self.search.is_sent_on(Address(words.host, words.port))
 
     # -- with nobody ---------------------------------------------------------------------------------------------------
 

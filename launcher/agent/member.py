@@ -166,9 +166,8 @@ class Member:
                 self.say(f"{what}; this agent waits for a place, or for the end of the job")
             case Others(at=found):
                 following.search.look_at([Address(host, port) for host, port in found])
-            case Known(at=known):
-                for number, host, port in known:
-                    self._part.know(number, Address(host, port))
+            case Known(number=number, host=host, port=port):
+                self._part.know(number, Address(host, port))
             case LedBy() | OtherJob():
                 following.is_sent_on(message)
             case Refused(what=what, help=help):

@@ -198,10 +198,18 @@ FromMember = FromRank | Happened | Stopped | Notice | SamplesTaken | StacksRead 
 # -- leader to member --------------------------------------------------------------------------------------------------
 
 
+class Known(msgspec.Struct, frozen=True, tag=True):
+    """Another agent of the job, by its number and where it is reached. To those that are there when it comes."""
+
+    number: Count
+    host: Name
+    port: Port
+
+
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The member is in.
     `leader`: the number of who says it; `run_id`: TORCHELASTIC_RUN_ID; `master_addr`, `master_port`: the store's; `log`:
-    which one the agents of this job keep together."""
+    which one the agents of this job keep together; `others`: those that are there when it comes."""
 
     number: Count
     leader: Count
@@ -209,6 +217,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     master_port: Port
     run_id: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
     log: Name
+    others: tuple[Known, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -232,12 +241,6 @@ class Others(msgspec.Struct, frozen=True, tag=True):
     def __post_init__(self) -> None:
         for host, _port in self.at:
             check_ip_address(host)
-
-
-class Known(msgspec.Struct, frozen=True, tag=True):
-    """To a member of a job that has not begun: other agents that are there, by number and where they are reached."""
-
-    at: tuple[tuple[Count, Name, Port], ...]
 
 
 class ToRank(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ a session (sessions.py) ─► Roster ─► Welcome, WaitForPlace or Refused �
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -102,7 +102,7 @@ class Leader:
             assert self._take_over is not None
             info = self._take_over.awaited.pop(words.number)
             self._roster.attached(info, words.session, words.report)
-            agent = self._take_in(session, words, info)
+            agent = self._take_in(session, words, info, self._welcome)
             agent.adopt(self._take_over.processes_at(info.number), words.told)
             if self._over is not None:
                 agent.tell(self._over)
@@ -134,9 +134,7 @@ class Leader:
             return
         answer = self._roster.join(join, self._loop.clock())
         if isinstance(answer, AgentInfo):
-            self._take_in(session, join, answer)
-            self._introduce(answer)
-            self._quorum.joined(answer)
+            self._admit(session, join, answer)
             return
         session.send(answer)
         if isinstance(answer, WaitForPlace):
@@ -148,7 +146,16 @@ class Leader:
         else:
             self._sink.say(f"refused an agent of {join.host} (process {join.pid}): {answer.what}")
 
-    def _take_in(self, session: Session, words: Join | Attach, info: AgentInfo) -> RemoteAgent:
+    def _admit(self, session: Session, join: Join, info: AgentInfo) -> None:
+        """It has a place. From the first word on it knows the others, as they do it: who leads may be lost before it has their
+        log, and it must not take itself for the only one that is left."""
+        reached = [its for its in self._roster.agents.values() if its.address and its.number not in (self.number, info.number)]
+        for agent in self._here():
+            agent.tell(_known(info))
+        self._take_in(session, join, info, replace(self._welcome, others=tuple(map(_known, reached))))
+        self._quorum.joined(info)
+
+    def _take_in(self, session: Session, words: Join | Attach, info: AgentInfo, welcome: Welcome) -> RemoteAgent:
         def lost(info: AgentInfo, why: str) -> None:
             self._sessions.forget(words.session)
             self._is_lost(info, why, is_own_loss=isinstance(words, Attach) or session.n_heard > 0)
@@ -157,19 +164,9 @@ class Leader:
         self.agents[info.number] = agent
         if here := session.here:
             self._reached(here)
-        agent.welcome(self._welcome)
+        agent.welcome(welcome)
         self._tell_waiting()
         return agent
-
-    def _introduce(self, info: AgentInfo) -> None:
-        """Tell the other members of one that has come, and it of these, as long as the job has no log that tells it."""
-        if self._roster.has_begun:
-            return
-        its, others = self.agents[info.number], [agent for agent in self._here() if agent.info.number != info.number]
-        if others:
-            its.tell(_known(agent.info for agent in others))
-        for agent in others:
-            agent.tell(_known([info]))
 
     def _tell_waiting(self) -> None:
         others = [its for its in self._roster.agents.values() if its.address and its.number != self.number]
@@ -246,9 +243,7 @@ class Leader:
             answer = self._roster.join(join, self._loop.clock())
             if isinstance(answer, AgentInfo):
                 del self._waiting[waiting]
-                self._take_in(waiting, join, answer)
-                self._introduce(answer)
-                self._quorum.joined(answer)
+                self._admit(waiting, join, answer)
             else:
                 self._offer_later(join)
 
@@ -332,5 +327,5 @@ def _waiter_said(session: Session, message: FromMember) -> None:
         session.end(message.reason)
 
 
-def _known(agents: Iterable[AgentInfo]) -> Known:
-    return Known(tuple((its.number, its.address, its.port) for its in agents))
+def _known(agent: AgentInfo) -> Known:
+    return Known(agent.number, agent.address, agent.port)

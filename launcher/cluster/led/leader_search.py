@@ -151,6 +151,13 @@ class LeaderSearch:
         """First where others lead, or may know who does: the endpoint may be gone with its host."""
         self._places.look_at(elsewhere)
 
+    def is_sent_on(self, leader: Address) -> None:
+        """One that has answered says that this one leads: it is asked first, and begins no job as long as it may live."""
+        self.look_at([leader])
+        if self._before is not None:
+            self._before = self._before._replace(addresses=list(dict.fromkeys((leader, *self._before.addresses))))
+        self.again(f"another agent leads, at {leader}")
+
     def pass_by(self, address: Address, other: OtherJob) -> None:
         """Its agent answers there. The one that leads at the endpoint may listen beside it: all others are asked first, and as
         long as a job may still begin at the endpoint nobody goes to one that has another."""

@@ -164,6 +164,50 @@ def test_a_job_that_went_on_without_an_agent_is_over_where_nobody_listens_any_mo
     assert gone == [members] and len(told) == 1
 
 
+def test_who_was_to_begin_a_job_after_others_asks_the_one_that_leads_them_and_begins_none_beside_it(loop: FakeLoop) -> None:
+    """One of them says who that is, each time that it is asked. As long as that one is silent it may lead."""
+    member, leading = (addresses.listen("127.0.0.1", socket.AF_INET, [0]) for _ in range(2))
+    led_at = Address("127.0.0.1", int(leading.getsockname()[1]))
+    found: list[Address] = []
+    told: list[str] = []
+    begun: list[bool] = []
+
+    def connected(link: Link, at: Address) -> None:
+        found.append(at)
+        link.close()
+        search.is_sent_on(led_at)
+
+    search = LeaderSearch(
+        loop,
+        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=PORT),
+        KEY,
+        found=connected,
+        given_up=pytest.fail,
+        begins_here=lambda: pytest.fail("somebody may be there"),
+        say=told.append,
+    )
+    search.take_turns([Address("127.0.0.1", int(member.getsockname()[1]))], lambda: begun.append(True))
+    asked = Acceptor(loop, member, KEY, PORT, 9, lambda link, _: link.close())
+    search.start()
+    while not told:
+        turn(loop)
+        loop.now += 0.1
+    assert led_at not in found
+    asked.close()
+    for _ in range(100):
+        turn(loop)
+        loop.now += 0.1
+    assert not begun
+    leader = Acceptor(loop, leading, KEY, PORT, 9, lambda link, _: link.close())
+    while led_at not in found:
+        turn(loop)
+        loop.now += 0.1
+    leader.close()
+    while not begun:
+        turn(loop)
+        loop.now += 0.1
+
+
 def test_an_agent_may_begin_a_job_itself_where_nobody_listens(loop: FakeLoop) -> None:
     """It is asked each time, and looks on where it cannot. Not while somebody is silent there."""
     silent = addresses.listen("127.0.0.1", socket.AF_INET, [0])

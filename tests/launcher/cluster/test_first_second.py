@@ -100,3 +100,30 @@ def test_an_agent_is_struck_when_the_job_begins(
     agents[0].until(lambda line: event in line)
     agents[struck].process.send_signal(how)
     assert_others_end_well(agents, struck)
+
+
+def test_who_comes_to_a_job_whose_leading_agent_is_lost_before_all_know_begins_none_beside_it(
+    start: Callable[..., Agent],
+) -> None:
+    """Each listens at an address of its own, none but the first at the endpoint's. The newcomer has only the word of that one
+    that it is in, and would be enough for a job of its own."""
+
+    def come(i: int, **more: object) -> Agent:
+        lasts = ("sh", "-c", "echo RANK $RANK of $WORLD_SIZE; sleep 1000")
+        return start(*lasts, **(GIVEN | {"nnodes": "3:4", "detect": "3s", "local_addr": f"127.0.0.{1 + i}"} | more))
+
+    first = come(0)
+    first.until(lambda line: "leading at" in line)
+    others = [come(1), come(2)]
+    for agent in (first, *others):
+        agent.until(lambda line: "of 3" in line)
+    for agent in others:
+        agent.process.send_signal(signal.SIGSTOP)
+    late = come(3, nnodes="1:4")
+    late.until(lambda line: "joined the job" in line)
+    first.process.kill()
+    late.until(lambda line: "it asks to join again" in line)
+    for agent in others:
+        agent.process.send_signal(signal.SIGCONT)
+    assert "joined the job" in late.until(lambda line: "leading at" in line or "joined the job" in line)
+    late.until(lambda line: "of 3" in line)

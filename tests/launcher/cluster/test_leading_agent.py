@@ -118,6 +118,16 @@ def test_a_member_whose_process_is_gone_is_lost_at_once(leader: LeaderOnALoop) -
     assert leader.lost == [(1, "connection closed")]
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_who_comes_knows_the_others_from_the_first_word_on_and_they_it(leader: LeaderOnALoop, has_begun: bool) -> None:
+    """The job's log tells it later, or never, if the agent that leads is lost."""
+    leader.roster.has_begun = has_begun
+    first, second = leader.member(), leader.member()
+    welcomes = [member.hear(wire.FromLeader) for member in (first, second)]
+    assert [welcome.others for welcome in welcomes] == [(), (wire.Known(1, *leader.address),)]
+    assert first.hear(wire.FromLeader) == wire.Known(2, *leader.address)
+
+
 def test_who_was_taken_for_lost_is_told(leader: LeaderOnALoop) -> None:
     member = leader.peer()
     member.say_frame(packed(leader.join()))
