@@ -280,8 +280,7 @@ class Following:
         lost = f"the agent at {self._where} is lost ({why}) before this one was in the job"
         self._local.sink.say(f"{lost}: it asks to join again")
         if self._local.options.rendezvous is Rendezvous.C10D:  # else the first is node rank 0, which may come again
-            before = [address for its, address in sorted(self._part.where.items()) if its < self._part.number]
-            self.search.take_turns(before, self._begin_anew)
+            self.search.take_turns(self._part.those_before(self.here), self._begin_anew)
         if self._session is not None:
             self._session.close()
             self._session = None

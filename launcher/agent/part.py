@@ -110,6 +110,13 @@ class Part:
         if agent.address:
             self.know(agent.number, Address(agent.address, agent.port))
 
+    def those_before(self, here: str) -> list[Address]:
+        """Where agents are reached that came before this one, which is reached at `here`. Where it listens itself, or one that
+        came later, an earlier one is gone, though nobody has told so: else they would wait for each other."""
+        assert self.listener is not None
+        later = {Address(here, self.listener.port), *(at for its, at in self.where.items() if its > self.number)}
+        return [at for its, at in sorted(self.where.items()) if its < self.number and at not in later]
+
     def forget(self, job_goes_on: bool) -> None:
         """This agent has no place any more, and no ranks; `job_goes_on`: without it, so that nobody of the job looks for it
         here. What comes now is another agent's log, from its beginning."""

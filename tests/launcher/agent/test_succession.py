@@ -119,6 +119,22 @@ def test_a_member_votes_at_once_when_who_led_is_gone_though_it_does_not_know_yet
         member.within._following._leader_is_gone("connection closed")
 
 
+def test_who_was_to_begin_the_job_before_an_agent_is_gone_where_a_later_one_listens(
+    member: MemberOfThree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or this one itself, which may have come again before the loss of its first process was known."""
+    waited_for: list[Address] = []
+    following = member.within._following
+    monkeypatch.setattr(following.search, "take_turns", lambda before, is_first: waited_for.extend(before))
+    assert member.part.listener is not None
+    own, earlier, later = Address("127.0.0.1", member.part.listener.port), Address("127.0.0.1", 8), Address("127.0.0.1", 7)
+    following.here, member.part.number = own.host, 5
+    for number, at in ((1, own), (2, later), (6, later), (3, earlier)):
+        member.part.know(number, at)
+    following._lost("connection closed")
+    assert waited_for == [Address("127.0.0.1", 9), earlier]
+
+
 @pytest.mark.parametrize("words", [LedBy("", "127.0.0.1", 9), OtherJob("", "elsewhere")])
 def test_a_member_that_is_sent_on_says_that_it_goes(
     member: MemberOfThree, monkeypatch: pytest.MonkeyPatch, words: LedBy | OtherJob

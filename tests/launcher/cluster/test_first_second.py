@@ -47,6 +47,21 @@ def test_an_agent_is_killed_while_others_are_awaited(start: Callable[..., Agent]
     assert_others_end_well(agents, struck)
 
 
+def test_an_agent_that_came_again_to_where_it_listened_is_waited_for_by_none_of_those_that_wait_for_it(
+    start: Callable[..., Agent],
+) -> None:
+    """It came before another one, and now comes after that. The agent that leads is lost: both would wait for each other."""
+    given = {"nnodes": "4", "rdzv_conf": "last_call_timeout=4"}
+    first, lost, other = come(start, 3, **given)
+    lost.process.kill()
+    first.until(lambda line: "is gone" in line)
+    again = come(start, 1, **given)
+    first.process.kill()
+    other.until(lambda line: "leading at" in line)
+    last = come(start, 2, **given)
+    assert_others_end_well([other, *again, *last], -1)
+
+
 def test_an_agent_begins_at_an_endpoint_whose_first_agent_is_lost_before_it_took_others_in(start: Callable[..., Agent]) -> None:
     """Somebody has the endpoint when it comes, as one that is about to listen beside it, and has gone without a word."""
     gone = socket.create_server(("127.0.0.1", free_port()))
