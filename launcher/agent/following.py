@@ -123,12 +123,19 @@ class Following:
         local, options, part = self._local, self._local.options, self._part
         given = addresses.local_address(options.local_addr) if options.local_addr else ""
         self.here = here = given or link.addresses[0]
-        if part.listener is None:
-            where = here if addresses.is_loopback(here) else ""
-            ports = addresses.control_ports(options.master_port)  # where newcomers may look for anybody of the job
-            server_socket = addresses.listen(where, address.family, [*ports, 0])
-            part.listener = Listener(local.loop, server_socket, self._key, options.master_port)
-            self.search.skip(part.listener.port)
+        try:
+            if part.listener is None:
+                where = here if addresses.is_loopback(here) else ""
+                ports = addresses.control_ports(options.master_port)  # where newcomers may look for anybody of the job
+                server_socket = addresses.listen(where, address.family, [*ports, 0])
+                part.listener = Listener(local.loop, server_socket, self._key, options.master_port)
+                self.search.skip(part.listener.port)
+            environments = local.processes.environments
+            environments.address, environments.interface = here, addresses.interface_of(here)
+        except OSError as error:
+            link.close()
+            self.search.again(f"this agent cannot listen for the others: {(error.strerror or str(error)).lower()}")
+            return
         self.leader_at = address
         self._session = session = self._make_session()
         session.begin(
@@ -149,8 +156,6 @@ class Following:
                 self.search.wanted_at(address),
             ),
         )
-        environments = local.processes.environments
-        environments.address, environments.interface = here, addresses.interface_of(here)
 
     def _make_session(self) -> LeaderSession:
         options = self._local.options

@@ -27,11 +27,11 @@ class AuthHandshake:
         """As the side that was connected to. `port`: of our endpoint."""
         ours = Answering(key, port)
 
-        def opened(opening: bytes) -> None:
+        def opened(opening: bytes) -> Link:
             reply, keys = ours.answer(opening)
             assert self._socket is not None
             self._send(reply)
-            self._is_done(Link(self._loop, self._socket, keys))
+            return Link(self._loop, self._socket, keys)
 
         self._send(ours.hello)
         self._expect(OPENING_BYTES, opened)
@@ -40,10 +40,10 @@ class AuthHandshake:
         """As the side that has connected. `port`: of our endpoint."""
         ours = Opening(key, port)
 
-        def answered(answer: bytes) -> None:
+        def answered(answer: bytes) -> Link:
             keys = ours.keys(answer)
             assert self._socket is not None
-            self._is_done(Link(self._loop, self._socket, keys))
+            return Link(self._loop, self._socket, keys)
 
         def hello(said: bytes) -> None:
             self._send(ours.open(said))
@@ -75,7 +75,8 @@ class AuthHandshake:
         if self._socket.send(data) < len(data):
             raise OSError("it takes nothing")
 
-    def _expect(self, n_bytes: int, got: Callable[[bytes], None]) -> None:
+    def _expect(self, n_bytes: int, got: Callable[[bytes], Link | None]) -> None:
+        """`got` answers the link, as soon as there is one: what its owner fails of then is no failure of the handshake."""
         self._read = b""
 
         def ready(mask: int) -> None:
@@ -85,12 +86,14 @@ class AuthHandshake:
                 if not data:
                     raise Denied("it closed the connection, as one does to who knows another secret")
                 self._read += data
-                if len(self._read) == n_bytes:
-                    got(self._read)
+                link = got(self._read) if len(self._read) == n_bytes else None
             except BlockingIOError:
                 return
             except (OSError, Denied) as error:
                 self._fail(getattr(error, "strerror", "") or str(error))
+                return
+            if link is not None:
+                self._is_done(link)
 
         assert self._socket is not None
         self._loop.watch(self._socket.fileno(), ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from launcher.agent.member import Member
 from launcher.agent.part import Part
 from launcher.cluster import wire
 from launcher.cluster.endpoint import AT_ENDPOINT
@@ -22,7 +24,8 @@ from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import say_once
 from launcher.cluster.listener import Listener
-from launcher.options import RunOptions
+from launcher.options import Rendezvous, RunOptions
+from launcher.processes.local_agent import LocalAgent
 from odyssey.protocol.frames import packed
 from tests.fake_loop import FakeLoop
 from tests.launcher.cluster.links import KEY, PORT, join, loop, turn
@@ -269,6 +272,59 @@ def test_a_connector_fails_where_no_descriptor_is_left(loop: FakeLoop) -> None:
     while not told:
         turn(loop)
     assert told == ["127.0.0.1:9: Too many open files"]
+
+
+def test_what_an_owner_of_a_link_fails_of_is_no_failure_of_the_connection(loop: FakeLoop) -> None:
+    """Nobody would hear of it: there is a link by then."""
+    listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
+    ours = Acceptor(loop, listener, KEY, PORT, 9, lambda *_: None)
+
+    def connected(link: Link, at: Address) -> None:
+        link.close()
+        raise OSError("the owner's")
+
+    at = Address("127.0.0.1", int(listener.getsockname()[1]))
+    Connector(loop, [at], KEY, PORT, connected=connected, failed=lambda why, _: pytest.fail(why))
+
+    def for_long() -> None:
+        for _ in range(1000):
+            turn(loop)
+
+    with pytest.raises(OSError, match="the owner's"):
+        for_long()
+    ours.close()
+
+
+def test_an_agent_that_cannot_listen_for_the_others_says_why_and_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    server_socket = addresses.listen("127.0.0.1", socket.AF_INET, addresses.control_ports(port := free_port()))
+    options = RunOptions(
+        "train.py",
+        min_agents=2,
+        max_agents=2,
+        rendezvous=Rendezvous.C10D,
+        join_timeout_s=0.5,
+        master_addr="127.0.0.1",
+        master_port=port,
+    )
+    local = LocalAgent(options, None, lambda rank, stream, data: None)
+    leading = Listener(local.loop, server_socket, KEY, port)
+    member = Member(Part(local, lambda event: None), KEY)
+    local.become(member)
+
+    def listen(host: str, family: socket.AddressFamily, ports: list[int]) -> socket.socket:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(addresses, "listen", listen)
+    member.start()
+    while local.code is None:
+        local.loop.turn()
+    assert local._failure is not None
+    assert "this agent cannot listen for the others: permission denied" in local._failure.what
+    leading.close()
+    member.close()
+    local.processes.close()
+    local.loop.close()
+    local.folder.close()
 
 
 def test_a_member_whose_question_is_not_answered_asks_again(loop: FakeLoop) -> None:
