@@ -311,9 +311,10 @@ def scene_in(folder: Path) -> Iterator[Scene]:
 
 
 def free_port() -> int:
-    """Below those that the kernel hands out, so that no test beside this one is given it by chance."""
+    """Below those that the kernel hands out, as are those beside it at which agents listen for each other
+    (launcher/cluster/links/addresses.py): so no test beside this one is given one of them by chance."""
     while True:
-        port = random.randrange(20000, 32768)
+        port = random.randrange(24000, 32768)
         try:
             with socket.create_server(("127.0.0.1", port)):
                 return port

@@ -74,7 +74,7 @@ class EndpointWatch:
     def _connect(self, found: list[Address]) -> None:
         self._resolving = None
         self._hang_up()
-        self._connectors += [self._listener.connect(at, self._tell, lambda why, is_refused: None) for at in found]
+        self._connectors += [self._listener.connect(at, self._tell, lambda why, is_nobody: None) for at in found]
 
     def _tell(self, link: Link, address: Address) -> None:
         self._links.append(link)

@@ -65,7 +65,7 @@ class Mesh:
         if peer.connector is None:
             at = self._where[number]
             peer.connector = self._listener.connect(
-                at, lambda link, _address: self._connected(peer, link), lambda _why, _is_refused: self._failed(peer)
+                at, lambda link, _address: self._connected(peer, link), lambda _why, _is_nobody: self._failed(peer)
             )
 
     def _connected(self, peer: _Peer, link: Link) -> None:

@@ -100,9 +100,9 @@ class Sessions:
             link.close()
             self._connectors.pop(session)
 
-        def failed(what: str, is_refused: bool) -> None:
+        def failed(what: str, is_nobody: bool) -> None:
             self._connectors.pop(session)
-            if is_refused:
+            if is_nobody:
                 session.end(why)
             else:  # it may be about to end: what it has open is closed one by one
                 self._loop.later(LOOK_AGAIN_S, lambda: self._look_again(address, session, why))
@@ -130,7 +130,7 @@ class Sessions:
             link.close()
             answered("")
 
-        self._connectors[tried] = self._listener.connect(address, connected, lambda why, _is_refused: answered(why))
+        self._connectors[tried] = self._listener.connect(address, connected, lambda why, _is_nobody: answered(why))
 
     def _look_again(self, address: Address, session: Session, why: str) -> None:
         if session in self._by_token.values() and not session.is_over and not session.has_link:

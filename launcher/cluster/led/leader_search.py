@@ -1,8 +1,9 @@
 """An agent looks for the one that leads its job, again and again, until it is connected to it or has waited long enough.
 
 Where that was lost before the job began, the first of those that have come to it begins the job anew: each looks at those who
-came before it, and is the first where it is sure that they are gone, as their hosts say that nobody listens there any more.
-By the same sign an agent that a job went on without knows that this is over, and one that was in none yet may begin one.
+came before it, and is the first where it is sure that they are gone, as their hosts say that nobody listens there any more,
+or others of whom none is of the job. By the same sign an agent that a job went on without knows that this is over, and one
+that was in none yet may begin one. One that is silent may be stopped, and may lead.
 
 Where the endpoint is, agents of jobs with other endpoints may listen, too: they are passed by, and the others are asked.
 """
@@ -51,6 +52,10 @@ class Places:
         """Somebody did, who may not lead: the others are asked first next time."""
         self._asked.add(address)
         self._answered[address] = when
+
+    def is_known(self, address: Address) -> bool:
+        """An agent of the job is there, or was, and not only may be."""
+        return address in self.elsewhere or address in self._answered
 
     def has_asked_all(self, address: Address) -> bool:
         """This one answers again, so all others have been asked since it did."""
@@ -217,8 +222,8 @@ class LeaderSearch:
             self._look_whether_gone(self._before, self._connect_anywhere)
 
     def _look_whether_gone(self, lost: _Lost, otherwise: Callable[[], None]) -> None:
-        def failed(why: str, is_refused: bool) -> None:
-            if is_refused:
+        def failed(why: str, is_nobody: bool) -> None:
+            if is_nobody:
                 self.end()
                 lost.are_gone()
             else:
@@ -244,10 +249,13 @@ class LeaderSearch:
         self._places.answered(address, self._loop.clock())
         self._found(link, address)
 
-    def _failed(self, why: str, is_refused: bool) -> None:
-        if is_refused and self._members is not None:  # more of them may be known than are looked for at first
+    def _failed(self, why: str, is_nobody: bool) -> None:
+        """A port beside the endpoint may be anybody's: silence counts where an agent of the job is known to have been."""
+        assert self._connector is not None
+        is_nobody = is_nobody or not any(self._places.is_known(address) for address in self._connector.unclear)
+        if is_nobody and self._members is not None:  # more of them may be known than are looked for at first
             self._look_whether_gone(self._members, lambda: self.again(self._trouble))
-        elif is_refused and self._before is None and self._begins_here():
+        elif is_nobody and self._before is None and self._begins_here():
             self.end()
         else:
             self.again(self._trouble if self._places.passed else why)

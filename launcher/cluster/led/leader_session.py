@@ -159,9 +159,9 @@ class LeaderSession:
                 self._loop, [self._address], self._key, self._port, connected=self._ask, failed=self._cannot_connect
             )
 
-    def _cannot_connect(self, why: str, is_refused: bool) -> None:
+    def _cannot_connect(self, why: str, is_nobody: bool) -> None:
         self._reconnection = None
-        if is_refused:  # its host lives, and it does not
+        if is_nobody:  # its host lives, and it does not
             self._session.end(self._why or why)
 
     def _ask(self, link: Link, address: Address) -> None:

@@ -61,7 +61,7 @@ class Acceptor:
             self._dismiss(next(iter(self._strangers)))
         number = next(self._numbers)
         handshake = AuthHandshake(
-            self._loop, connected, lambda link: self._proved(number, link), lambda why: self._dismiss(number)
+            self._loop, connected, lambda link: self._proved(number, link), lambda why, _is_nobody: self._dismiss(number)
         )
         self._strangers[number] = handshake, self._loop.later(STRANGER_S, lambda: self._dismiss(number))
         try:

@@ -5,16 +5,25 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from launcher.cluster.links.authentication import ANSWER_BYTES, HELLO_BYTES, OPENING_BYTES, Answering, Denied, Opening
+from launcher.cluster.links.authentication import (
+    ANSWER_BYTES,
+    HELLO_BYTES,
+    OPENING_BYTES,
+    Answering,
+    Denied,
+    NoneOfOurs,
+    Opening,
+)
 from launcher.cluster.links.link import Link
 from launcher.host.loop import Loop
 
 
 class AuthHandshake:
-    """`done(link)` or `failed(why)`, once. It has no limit of time: its owner closes it."""
+    """`done(link)` or `failed(why, is_nobody)`, once; `is_nobody`: the other side is no agent of our job, and has said so.
+    It has no limit of time: its owner closes it."""
 
     def __init__(
-        self, loop: Loop, connected: socket.socket, done: Callable[[Link], None], failed: Callable[[str], None]
+        self, loop: Loop, connected: socket.socket, done: Callable[[Link], None], failed: Callable[[str, bool], None]
     ) -> None:
         connected.setblocking(False)
         self._loop = loop
@@ -64,10 +73,10 @@ class AuthHandshake:
         self._socket = None
         self._done(link)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, error: OSError | Denied) -> None:
         if self._socket is not None:
             self.close()
-            self._failed(why)
+            self._failed(getattr(error, "strerror", "") or str(error), isinstance(error, NoneOfOurs))
 
     def _send(self, data: bytes) -> None:
         """A fresh connection takes so little at once."""
@@ -90,7 +99,7 @@ class AuthHandshake:
             except BlockingIOError:
                 return
             except (OSError, Denied) as error:
-                self._fail(getattr(error, "strerror", "") or str(error))
+                self._fail(error)
                 return
             if link is not None:
                 self._is_done(link)

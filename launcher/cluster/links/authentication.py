@@ -28,6 +28,10 @@ class Denied(Exception):
     """The other side is none of ours, or knows another secret. The text is for people."""
 
 
+class NoneOfOurs(Denied):
+    """The other side has said hello, and is no agent of the job that is looked for."""
+
+
 @dataclass(frozen=True)
 class Keys:
     """The keys of the seals on what is sent, and on what is received."""
@@ -63,12 +67,12 @@ class Opening:
         self._said = b""
 
     def open(self, hello: bytes) -> bytes:
-        """What to send to who said this. Raises Denied."""
+        """What to send to who said this. Raises NoneOfOurs."""
         magic, port, _nonce = _HELLO.unpack(hello)
         if magic != MAGIC:
-            raise Denied("what listens there is no agent of this version of Odyssey")
+            raise NoneOfOurs("what listens there is no agent of this version of Odyssey")
         if port != self._port:
-            raise Denied(f"what listens there is an agent of another job, with its endpoint at port {port}")
+            raise NoneOfOurs(f"what listens there is an agent of another job, with its endpoint at port {port}")
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self._said = hello + MAGIC + nonce
         return _OPENING.pack(MAGIC, nonce, _mac(self._key, b"opens", self._said))

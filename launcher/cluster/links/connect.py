@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from launcher.cluster.links.auth_handshake import AuthHandshake
@@ -32,8 +33,8 @@ class Address(NamedTuple):
 
 class Connector:
     """It tries addresses one after another until one answers.
-    `connected(link, address)`, or `failed(why, is_refused)`: what was said at the last address, and whether at all of them
-    nobody listens on a host that lives."""
+    `connected(link, address)`, or `failed(why, is_nobody)`: what was said at the last address, and whether no agent of the job
+    is at any of them: either nobody listens there, as a host says that lives, or somebody else does, who says so."""
 
     def __init__(
         self,
@@ -56,7 +57,8 @@ class Connector:
         self._socket: socket.socket | None = None
         self._limit: Timer | None = None
         self._why = "no address to connect to"
-        self._are_refused = True
+        self.unclear: list[Address] = []
+        """Where one may be, though none has answered there."""
         self._next()
 
     def close(self) -> None:
@@ -77,7 +79,7 @@ class Connector:
 
     def _next(self) -> None:
         if not self._left:
-            self._loop.later(0.0, lambda: self._failed(self._why, self._are_refused))
+            self._loop.later(0.0, lambda: self._failed(self._why, not self.unclear))
             return
         address = self._left.pop(0)
         self._limit = self._loop.later(CONNECT_S, lambda: self._give_up(address, "it does not answer"))
@@ -92,13 +94,13 @@ class Connector:
         if code in (0, errno.EINPROGRESS):
             self._loop.watch(self._socket.fileno(), lambda mask: self._on_connected(address), write=True)
         else:
-            self._give_up(address, os.strerror(code), code)
+            self._give_up(address, os.strerror(code), code == errno.ECONNREFUSED)
 
     def _on_connected(self, address: Address) -> None:
         assert self._socket is not None
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._give_up(address, os.strerror(code), code)
+            self._give_up(address, os.strerror(code), code == errno.ECONNREFUSED)
             return
 
         def done(link: Link) -> None:
@@ -107,15 +109,17 @@ class Connector:
             self._connected(link, address)
 
         self._loop.unwatch(self._socket.fileno())
-        self._handshake = AuthHandshake(self._loop, self._socket, done, lambda why: self._give_up(address, why))
+        self._handshake = AuthHandshake(self._loop, self._socket, done, partial(self._give_up, address))
         self._socket = None
         self._handshake.open(self._key, self._port)
 
-    def _give_up(self, address: Address, why: str, code: int = 0) -> None:
-        if self._socket is not None and code != errno.ECONNREFUSED:  # nor would it at another port
+    def _give_up(self, address: Address, why: str, is_nobody: bool = False) -> None:
+        if not is_nobody:
+            self.unclear.append(address)
+        if self._socket is not None and not is_nobody:  # nor would it at another port
+            self.unclear += [its for its in self._left if its.host == address.host]
             self._left = [its for its in self._left if its.host != address.host]
-        self._are_refused = self._are_refused and code == errno.ECONNREFUSED
-        if code != errno.ECONNREFUSED or self._why.startswith("no address"):
+        if self._handshake is not None or not is_nobody or self._why.startswith("no address"):
             self._why = f"{address}: {why}"  # what somebody said tells more than that nobody is there
         self._drop()
         self._next()

@@ -20,6 +20,7 @@ from launcher.cluster.led.leader_search import MAX_ELSEWHERE, LeaderSearch, Plac
 from launcher.cluster.led.leader_session import LeaderSession
 from launcher.cluster.links import addresses
 from launcher.cluster.links.accept import Acceptor
+from launcher.cluster.links.authentication import Answering
 from launcher.cluster.links.connect import Address, Connector
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import say_once
@@ -74,8 +75,8 @@ def test_a_connector_tells_why_and_whether_nobody_listens_anywhere(loop: FakeLoo
     closed.close()
     told: list[tuple[str, bool]] = []
 
-    def failed(why: str, is_refused: bool) -> None:
-        told.append((why, is_refused))
+    def failed(why: str, is_nobody: bool) -> None:
+        told.append((why, is_nobody))
 
     for where in ([nobody], [here, nobody]):
         Connector(loop, where, KEY, PORT, connected=lambda link, _: link.close(), failed=failed)
@@ -129,12 +130,16 @@ def test_what_another_agent_tells_is_looked_at_first_though_it_has_answered_befo
 
 
 def in_vain(
-    loop: FakeLoop, say: Callable[[str], None], begins_here: Callable[[], bool], elsewhere: Sequence[Address] = ()
+    loop: FakeLoop,
+    say: Callable[[str], None],
+    begins_here: Callable[[], bool],
+    elsewhere: Sequence[Address] = (),
+    port: int = 1,
 ) -> LeaderSearch:
-    """Nobody is found, and it goes on."""
+    """Nobody is found, and it goes on. `port`: the endpoint's."""
     return LeaderSearch(
         loop,
-        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=1),
+        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=port),
         KEY,
         found=lambda link, at: pytest.fail("found"),
         given_up=pytest.fail,
@@ -237,6 +242,102 @@ def test_an_agent_may_begin_a_job_itself_where_nobody_listens(loop: FakeLoop) ->
         turn(loop)
         loop.now += 0.1
     assert asked == [True] * 3 and len(told) == n_told
+
+
+class Stranger:
+    """It listens where an agent of the job might, and says nothing, or the `words` that its like begins with."""
+
+    def __init__(self, loop: FakeLoop, ports: list[int], words: bytes) -> None:
+        self._loop = loop
+        self._listener = addresses.listen("127.0.0.1", socket.AF_INET, ports)
+        self._words = words
+        self._connections: list[socket.socket] = []
+        self.at = Address("127.0.0.1", int(self._listener.getsockname()[1]))
+        loop.watch(self._listener.fileno(), self._greet)
+
+    def _greet(self, mask: int) -> None:
+        self._connections.append(self._listener.accept()[0])
+        self._connections[-1].sendall(self._words)
+
+    def close(self) -> None:
+        self._loop.unwatch(self._listener.fileno())
+        for one in (self._listener, *self._connections):
+            one.close()
+
+
+OTHERS = {
+    "another job's agent": Answering(KEY, PORT).hello,
+    "no agent": b"SSH-2.0-a_server_that_likes_visitors_and_says\r\n",
+}
+
+
+@pytest.mark.parametrize("words", [b"", *OTHERS.values()], ids=["nobody that speaks", *OTHERS])
+def test_who_listens_beside_the_endpoint_and_is_none_of_the_job_keeps_nobody_from_beginning_it(
+    loop: FakeLoop, words: bytes
+) -> None:
+    """An agent that came only now would not even look there: who leads has the endpoint, or looks there."""
+    port = free_port()
+    stranger = Stranger(loop, addresses.control_ports(port), words)
+    begun: list[bool] = []
+
+    def begins_here() -> bool:
+        begun.append(True)
+        return True
+
+    in_vain(loop, lambda text: None, begins_here, port=port).start()
+    while not begun and loop.now < 200.0:
+        turn(loop)
+        loop.now += 0.1
+    assert begun
+    stranger.close()
+
+
+@pytest.mark.parametrize("words", OTHERS.values(), ids=OTHERS)
+def test_an_agent_is_gone_where_others_listen_that_are_none_of_the_job(loop: FakeLoop, words: bytes) -> None:
+    """Nobody of the job can listen there beside them."""
+    stranger = Stranger(loop, [0], words)
+    gone: list[str] = []
+    for what in ("members", "those before"):
+        search = in_vain(loop, lambda text: None, lambda: pytest.fail("it is to wait for its turn"))
+        if what == "members":
+            search.look_for([stranger.at], lambda members: gone.append("members"))
+        else:
+            search.take_turns([stranger.at], lambda: gone.append("those before"))
+        search.start()
+        while what not in gone and loop.now < 300.0:
+            turn(loop)
+            loop.now += 0.1
+    assert gone == ["members", "those before"]
+    stranger.close()
+
+
+def test_nobody_begins_a_job_beside_one_that_has_answered_and_is_silent_now(loop: FakeLoop) -> None:
+    """It may be stopped, and may lead."""
+    port = free_port()
+    listener = addresses.listen("127.0.0.1", socket.AF_INET, addresses.control_ports(port))
+    at = Address("127.0.0.1", int(listener.getsockname()[1]))
+    acceptor = Acceptor(loop, listener, KEY, port, 9, lambda link, _: link.close())
+    found: list[Address] = []
+    told: list[str] = []
+
+    def connected(link: Link, at: Address) -> None:
+        found.append(at)
+        link.close()
+        search.again("it does not lead")
+
+    search = in_vain(loop, told.append, lambda: pytest.fail("somebody may be there"), port=port)
+    search._found = connected
+    search.start()
+    while not found:
+        turn(loop)
+        loop.now += 0.1
+    acceptor.close()
+    stopped = addresses.listen("127.0.0.1", socket.AF_INET, [at.port])
+    while not any(f"{at}: it does not answer" in line for line in told):
+        turn(loop)
+        loop.now += 0.1
+    search.end()
+    stopped.close()
 
 
 @pytest.mark.parametrize(
