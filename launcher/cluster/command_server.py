@@ -19,6 +19,7 @@ from launcher.cluster.questions import (
     AskLife,
     AskPiece,
     AskStacks,
+    CannotTell,
     Ending,
     Files,
     Piece,
@@ -117,6 +118,10 @@ def _piece(folder: Path | None, question: AskPiece) -> Piece:
     return Piece(log_reader.piece(folder, question.file, question.offset) if folder is not None else b"")
 
 
+def _cannot_tell(error: OSError) -> CannotTell:
+    return CannotTell((error.strerror or str(error)).lower())
+
+
 class _Connection:
     """One of them. `asked(connection, question)`; `gone(connection)`: it is to be closed."""
 
@@ -164,8 +169,18 @@ class _Connection:
         self._link.send(packed(answer))
 
     def answer_later(self, work: Callable[[], Answer], cancel: Callable[[], None] | None = None) -> None:
-        """In a thread: it waits for a disk, or for processes."""
-        self._work = WorkerThread(self._loop, work, self.answer, cancel=cancel)
+        """In a thread: it waits for a disk, or for processes. What fails of it, who asks is told."""
+
+        def attempt() -> Answer:
+            try:
+                return work()
+            except OSError as error:
+                return _cannot_tell(error)
+
+        try:
+            self._work = WorkerThread(self._loop, attempt, self.answer, cancel=cancel)
+        except OSError as error:
+            self.answer(_cannot_tell(error))
 
     def close(self) -> None:
         self._limit.cancel()

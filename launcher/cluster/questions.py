@@ -11,7 +11,7 @@ import msgspec
 
 from launcher.health.stacks import Stack
 from launcher.output.log_reader import MAX_FILES, MAX_PIECE_BYTES, KeptFile, Size
-from odyssey.codec import Count
+from odyssey.codec import Count, Name
 from odyssey.plan.worker import RankNumber
 
 MAX_QUESTION_BYTES = 4096
@@ -96,4 +96,10 @@ class NotLeading(msgspec.Struct, frozen=True, tag=True):
     leader: Count
 
 
-Answer = Stacks | Files | Piece | Ending | Noted | NotLeading
+class CannotTell(msgspec.Struct, frozen=True, tag=True):
+    """This agent has tried to find it out. `why`: it could not."""
+
+    why: Name
+
+
+Answer = Stacks | Files | Piece | Ending | Noted | NotLeading | CannotTell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ class WorkerThread(Generic[Found]):
     """`work()`, in a thread; then `done(what it answered)`, by the loop. What it raises is raised there, too.
 
     `cancel()`, from the loop's thread, has it end soon: then it is waited for. What waits for a disk cannot be cancelled.
+    Raises OSError where no thread or descriptor is left for it.
     """
 
     def __init__(
@@ -33,7 +35,12 @@ class WorkerThread(Generic[Found]):
         self._error: BaseException | None = None
         self._end, their_end = os.pipe()
         self._thread = threading.Thread(target=self._run, args=(work, their_end), name="beside the loop", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            os.close(self._end)
+            os.close(their_end)
+            raise OSError(errno.EAGAIN, str(error)) from None
         loop.watch(self._end, self._ready)
 
     def _run(self, work: Callable[[], Found], their_end: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from launcher.cluster.questions import AskStacks, Stacks
+from launcher.cluster.questions import AskStacks, CannotTell, Stacks
 from launcher.health import stacks as reading
 from launcher.health.stacks import Stack, cleaned
 from launcher.joblog.exit_codes import ExitCode
@@ -54,4 +54,6 @@ def _elsewhere(job: FoundJob) -> dict[Rank, Stack]:
             found |= {rank: cleaned(stack) for rank, stack in answer.stacks.items() if rank in ranks}
         elif isinstance(answer, Unreachable):
             print(f"odyssey: {job.agents.name(home)} cannot be asked: {answer.why}", file=sys.stderr)
+        elif isinstance(answer, CannotTell):
+            print(f"odyssey: {job.agents.name(home)} cannot tell where its ranks are: {answer.why}", file=sys.stderr)
     return found

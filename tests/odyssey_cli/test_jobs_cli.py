@@ -13,12 +13,14 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
+from launcher.cluster.questions import CannotTell
 from launcher.host import proc
 from launcher.joblog import reader, registry
 from launcher.joblog.events import (
@@ -37,7 +39,7 @@ from launcher.joblog.events import (
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from odyssey_cli.__main__ import main
-from odyssey_cli.jobs import find
+from odyssey_cli.jobs import find, logs, stacks
 from tests import ROOT, job_events
 from tests.agent_runs import Ran
 
@@ -414,6 +416,21 @@ def test_arguments_that_a_terminal_would_obey_are_told_in_a_line(tmp_path: Path,
     assert "\nscript    train.py a\\nb\\tc \\x1b[2J\n" in shown
     assert len(listed.splitlines()) == 2 and "train.py a\\nb\\tc \\x1b[2J" in listed
     assert Cli(capsys, "status", "job", "--json").json["line"]["command"] == odd.what
+
+
+def test_an_agent_that_fails_of_what_it_is_asked_is_told_of_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation: Any = SimpleNamespace(
+        ask=lambda questions, limit_s: dict.fromkeys(questions, CannotTell("input/output error")), close=lambda: None
+    )
+    asked = logs.AskedAgent(conversation, 1)
+    assert not asked.files() and asked.problem == "input/output error"
+    monkeypatch.setattr(stacks, "Conversation", lambda job: conversation)
+    rank = SimpleNamespace(rank=2, agent=1, is_alive=True, is_here=False)
+    job: Any = SimpleNamespace(ranks=[rank], agents=SimpleNamespace(name=lambda number: f"agent {number} (h1)"))
+    assert not stacks._elsewhere(job)
+    assert capsys.readouterr().err == "odyssey: agent 1 (h1) cannot tell where its ranks are: input/output error\n"
 
 
 def test_losses_and_events_are_told_with_their_day(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from launcher.cluster.command_server import CommandServer
 from launcher.cluster.links import addresses
 from launcher.cluster.listener import Listener
 from launcher.cluster.questions import Ask, AskEnd, AskFiles, AskLife, AskPiece, AskStacks
+from launcher.host import worker_thread
 from launcher.host.loop import Loop
 from launcher.host.worker_thread import WorkerThread
 from launcher.output import log_reader
@@ -36,8 +39,13 @@ class AgentOnALoop:
         server_socket = addresses.listen("127.0.0.1", socket.AF_INET, [0])
         self.address = server_socket.getsockname()
         self.listener = Listener(self.loop, server_socket, KEY, PORT)
+        self.pids: dict[int, int] = {}
         CommandServer(
-            self.loop, self.listener, folder, pids=dict, end=self.end, leave=self.leave, is_ending=lambda: bool(self.ended)
+            *(self.loop, self.listener, folder),
+            pids=lambda: self.pids,
+            end=self.end,
+            leave=self.leave,
+            is_ending=lambda: bool(self.ended),
         )
         self.connections: list[socket.socket] = []
 
@@ -121,6 +129,33 @@ def test_only_output_of_ranks_is_read(agent: AgentOnALoop, tmp_path: Path) -> No
 def test_a_piece_of_a_long_file_is_bounded(agent: AgentOnALoop, tmp_path: Path) -> None:
     (tmp_path / "attempt_0" / "0" / "stdout.log").write_bytes(bytes(3 * log_reader.MAX_PIECE_BYTES))
     assert len(agent.ask(agent.visitor(), AskPiece(FILE, 0)).data) == log_reader.MAX_PIECE_BYTES
+
+
+def test_what_an_agent_fails_of_for_a_command_is_told_to_the_command_and_costs_nothing_else(
+    agent: AgentOnALoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No disk answers, no process is granted to read stacks with, nor a thread to wait for it in."""
+
+    def fail(number: int) -> Callable[..., Any]:
+        def call(*arguments: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return call
+
+    def no_thread(*arguments: object, **more: object) -> Any:
+        def start() -> None:
+            raise RuntimeError("can't start new thread")
+
+        return SimpleNamespace(start=start)
+
+    monkeypatch.setattr(log_reader, "piece", fail(errno.EIO))
+    monkeypatch.setattr(command_server.Reading, "read", fail(errno.EAGAIN))
+    peer, agent.pids = agent.visitor(), {0: os.getpid()}
+    assert agent.ask(peer, AskPiece(FILE, 0)) == questions.CannotTell("input/output error")
+    assert agent.ask(peer, AskStacks()) == questions.CannotTell("resource temporarily unavailable")
+    monkeypatch.setattr(worker_thread, "threading", SimpleNamespace(Thread=no_thread))
+    assert agent.ask(peer, AskFiles()) == questions.CannotTell("can't start new thread")
+    assert agent.ask(peer, AskLife()) == questions.Ending(False)
 
 
 NONSENSE = {
