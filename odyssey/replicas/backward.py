@@ -77,6 +77,8 @@ class Backward:
         """They live as long as C++ may ask them."""
         self.begun_by: tuple[Rank, ...] = ()
         """The ranks that the script has counted when the first unit of the newest backward began."""
+        self.gathered_by: tuple[Rank, ...] = ()
+        """Those of each of whom the script has something that the next backward may come of; none if it has nothing."""
         self._answered: tuple[int, CodeType | None, int] = (NOT_IN_BACKWARD, None, 0)
         """The backward and the hook that have asked last for the number of ranks, and that number."""
 
@@ -123,6 +125,7 @@ class Backward:
         if all(operation.is_read for operation in self._pending):
             self._run_pending()
         self.release()
+        self.gathered_by = ()
 
     def _run_pending(self) -> None:
         pending, is_first = self._pending, self._is_first

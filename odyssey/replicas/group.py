@@ -2,7 +2,8 @@
 
 Torch calls these methods from Python and from C++, so their names and arguments are torch's. Numbers of ranks in them are the
 script's: places in `seen`, which changes behind a unit and never within one. Where a rank was lost since, what it would have
-given is missing in sums; where the script wants something of each rank, it gets what the first one has given once more.
+given is missing in sums; where the script wants something of each rank, it gets what the first one has given once more, if it
+does not train by that.
 """
 
 # mypy: disable-error-code="override, assignment"
@@ -88,6 +89,7 @@ class ReplicaGroup(ScriptGroup):
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         """Each of these gets its part of the sum."""
+        self._replica.gathers()
         reduce_op = (opts or dist.ReduceScatterOptions()).reduceOp
         places = self._places(inputs)
 
@@ -145,6 +147,7 @@ class ReplicaGroup(ScriptGroup):
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         """What each rank has, in its place."""
+        self._replica.gathers()
         are_sized = is_of_objects(inputs)
         places = self._places(outputs, just_now=are_sized or is_of_shapes())
 
@@ -180,6 +183,7 @@ class ReplicaGroup(ScriptGroup):
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
         """What each rank has, in its place, on the root."""
+        self._replica.gathers()
         is_root = opts.rootRank == self.rank()
         are_sized = is_of_objects(inputs)
         places = self._places(outputs, just_now=are_sized)
@@ -236,12 +240,14 @@ class ReplicaGroup(ScriptGroup):
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Each rank has something for each."""
+        self._replica.gathers()
         return self._pass("all_to_all", lambda group, _: group.alltoall(outputs, inputs, opts or dist.AllToAllOptions()))
 
     def alltoall_base(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Any:
         """Each rank has something for each."""
+        self._replica.gathers()
         its = opts or dist.AllToAllOptions()
         return self._pass(
             "all_to_all_single", lambda group, _: group.alltoall_base(output, input, output_splits, input_splits, its)

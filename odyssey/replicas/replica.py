@@ -51,6 +51,7 @@ _SPEC = ModelSpec(
     replicas=True,
 )
 _TWICE = "the script keeps the number of ranks: what it evaluates has the first rank's values in the place of each that is lost"
+_GATHERED = "what is gathered while it trains is of other ranks than are left, which have other numbers then"
 
 
 class Member:
@@ -198,8 +199,12 @@ class Replica(NoNewcomers):
 
     def make(self, kind: str, operations: Sequence[Operation]) -> None:
         """They are one unit."""
+        if self.backward.gathered_by and self._evaluates:
+            self.backward.gathered_by = ()
 
         def body(member: Member) -> Sequence[float]:
+            if self.backward.gathered_by not in ((), member.ranks):
+                self.cannot_go_on(_GATHERED)
             member.now = (operations[0].name, time.monotonic())
             for operation in operations:
                 operation.start(member)
@@ -250,6 +255,12 @@ class Replica(NoNewcomers):
         if not just_now and self._link.rank == self.seen[0]:
             warnings.warn(_TWICE, stacklevel=1)  # once, as the place is the same
         return self._seen_before[n]
+
+    def gathers(self) -> None:
+        """The script gets something of each rank. Where it trains it may find its own part by its number, in its loss or in the
+        backward of that: so until one is final all are to have the numbers that they have now."""
+        if any(ddp.module.training for ddp in self.modules):
+            self.backward.gathered_by = self.seen
 
     @property
     def _evaluates(self) -> bool:

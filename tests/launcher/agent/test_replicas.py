@@ -533,6 +533,7 @@ dist.init_process_group("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
 replica = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
 replica(torch.ones(1, 2)).sum().backward()
+replica.eval()
 store = c10d._get_default_store()
 is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 calls = itertools.count(1)

@@ -52,10 +52,10 @@ def test_a_frameworks_script_goes_on_without_a_rank(package: str, script: str, t
 
 
 def test_a_script_that_gathers_while_it_trains_starts_again(tmp_path: Path) -> None:
-    """Accelerate keeps the number of ranks, and what is gathered may be what the script trains by."""
+    """What is gathered may be what it trains by."""
     ran = run("accelerate", "accelerate_fit.py", tmp_path, max_restarts=1)
     assert len(ran.all(Restarting)) == 1
-    assert any("a collective has places for 2 ranks, and there are 1" in note.text for note in ran.all(Note))
+    assert any("gathered while it trains" in note.text for note in ran.all(Note))
 
 
 def script_of(recipe: str, tmp_path: Path) -> Path:

@@ -50,6 +50,7 @@ def step_of(model, loss):
 for step in range(5):
     if step == 2:
         lose_one()
+        dist.barrier()
     mine = batch(rank, step)
     step_of(net, replica(mine).square().sum() * n / gathered(len(mine)).sum())
     step_of(alone, alone(torch.cat([batch(of, step) for of in range(3)])).square().mean())
@@ -79,7 +80,7 @@ dist.destroy_process_group()
 
 
 def test_who_trains_by_a_number_that_is_kept_starts_again(tmp_path: Path) -> None:
-    """In the moment of the loss the lost rank's place has another one's value, which would be so for ever."""
+    """The lost rank's place would have another one's value for ever."""
     ran = run_script(tmp_path, BEGIN + TRAINS, n_ranks=3, max_restarts=1)
     assert ran.text().splitlines() == ["exact with 3"] * 3
     assert len(ran.all(Restarting)) == 1
