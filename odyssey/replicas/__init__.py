@@ -11,6 +11,7 @@ operation.py  a collective that can be begun anew, and what becomes of it
 sized_objects.py  objects in several collectives: gathers of them are to be of the ranks whose sizes are known
 backward.py   those that a backward starts, which become final together
 optimizer_step.py  whether an optimizer shares out among ranks what it has
+compiled.py   whether torch.compile asks for a number of ranks, and keeps it
 fsdp.py       whether FSDP has shared out the model
 second_thread.py  what another thread of the script asks for, which torch's own group does
 replica.py    what such a rank holds, and its part in a generation: the State and the Runner of its session

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 
 from odyssey.plan.worker import Rank
 from odyssey.replicas.backward import Awaited, hook_of, n_for_ddp
+from odyssey.replicas.compiled import is_compiled_in
 from odyssey.replicas.fsdp import is_of_shards
 from odyssey.replicas.operation import Add, Begin, Operation, Peers, Sum, copies, fill, nothing
 from odyssey.replicas.optimizer_step import is_in_step
@@ -36,6 +37,7 @@ BACKEND = "odyssey"
 Tensors = list[torch.Tensor]
 _NOT_ASKED = "a hook in its backward sums without asking for the number of ranks, which it may have kept to divide by"
 _SHARED_OUT = "its optimizer has collectives of its own: each rank may have a part of its state"
+_COMPILED = "its compiled code has asked for a number of ranks, and keeps that"
 _SHARDED = "its model is sharded by FSDP: no other rank has what a lost one had of it"
 
 
@@ -53,6 +55,7 @@ class ReplicaGroup(ScriptGroup):
 
     def size(self) -> int:
         """Ranks that the script counts. DDP's C++ in a backward always divides by those at first, which `Sum` puts right."""
+        self._look_who_asks()
         n = len(self._replica.seen)
         if not n_for_ddp():
             return n
@@ -61,7 +64,12 @@ class ReplicaGroup(ScriptGroup):
 
     def rank(self) -> int:
         """This one's place among them."""
+        self._look_who_asks()
         return self._replica.seen.index(self._replica.session.rank)
+
+    def _look_who_asks(self) -> None:
+        if is_compiled_in(sys._getframe(2)):
+            self._replica.does_not_carry(_COMPILED)
 
     # -- sums -------------------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def lose_one():
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
-TRAINS = """
+STEPS = """
 def batch(of, step):
     return torch.randn((3, 5, 2)[of], 4, generator=torch.Generator().manual_seed(10 * step + of), dtype=torch.float64)
 
@@ -46,7 +46,9 @@ def step_of(model, loss):
         for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad
             parameter.grad = None
+"""
 
+TRAINS = """
 for step in range(5):
     if step == 2:
         lose_one()
@@ -54,6 +56,26 @@ for step in range(5):
     mine = batch(rank, step)
     step_of(net, replica(mine).square().sum() * n / gathered(len(mine)).sum())
     step_of(alone, alone(torch.cat([batch(of, step) for of in range(3)])).square().mean())
+torch.testing.assert_close(net.weight, alone.weight)
+print("exact with", dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+COMPILED = """
+@torch.compile(backend="eager")
+def of_each(loss, n_samples):
+    return loss * dist.get_world_size() / n_samples
+
+for step in range(5):
+    if step == 2:
+        lose_one()
+        dist.barrier()
+    mine = batch(rank, step)
+    n_samples = torch.tensor(float(len(mine)), dtype=torch.float64)
+    dist.all_reduce(n_samples)
+    step_of(net, of_each(replica(mine).square().sum(), n_samples))
+    there = range(3) if dist.get_world_size() == 3 else (0, 2)
+    step_of(alone, alone(torch.cat([batch(of, step) for of in there])).square().mean())
 torch.testing.assert_close(net.weight, alone.weight)
 print("exact with", dist.get_world_size(), flush=True)
 dist.destroy_process_group()
@@ -81,10 +103,18 @@ dist.destroy_process_group()
 
 def test_who_trains_by_a_number_that_is_kept_starts_again(tmp_path: Path) -> None:
     """The lost rank's place would have another one's value for ever."""
-    ran = run_script(tmp_path, BEGIN + TRAINS, n_ranks=3, max_restarts=1)
+    ran = run_script(tmp_path, BEGIN + STEPS + TRAINS, n_ranks=3, max_restarts=1)
     assert ran.text().splitlines() == ["exact with 3"] * 3
     assert len(ran.all(Restarting)) == 1
     assert any("a collective has places for 3 ranks, and there are 2" in note.text for note in ran.all(Note))
+
+
+def test_whose_compiled_code_keeps_the_number_starts_again(tmp_path: Path) -> None:
+    """Else gradients would be too large by a half from then on."""
+    ran = run_script(tmp_path, BEGIN + STEPS + COMPILED, n_ranks=3, max_restarts=1)
+    assert ran.text().splitlines() == ["exact with 3"] * 3
+    assert len(ran.all(Restarting)) == 1
+    assert any("compiled code has asked for a number of ranks" in note.text for note in ran.all(Note))
 
 
 def test_who_evaluates_by_a_number_that_is_kept_goes_on(tmp_path: Path) -> None:
