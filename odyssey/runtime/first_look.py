@@ -37,7 +37,7 @@ def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: 
     with draws.apart() as generators:
         samples = []
         for i in range(micro_batch):
-            samples.append(split.sample(i, 0, generators, lambda: None))
+            samples.append(split.sample(i, 0, generators, lambda: None).give())
             is_random = generators.have_drawn(stream.seed_of(0, i)) or is_random
         stream = split.stream
         generators.seed(seed := stream.collate_seed(0, range(micro_batch)))
@@ -58,7 +58,7 @@ def _with_state(split: Split, stream: Stream, n: int, generators: draws.Generato
     """Says of the stream whether it gives snapshots: `n` samples behind one must be the same twice. `split` has read `n`."""
 
     def samples_of(its: Split) -> list[Any]:
-        return [its.sample(i, n, generators, lambda: None) for i in range(n, 2 * n)]
+        return [its.sample(i, n, generators, lambda: None).value for i in range(n, 2 * n)]
 
     try:
         snapshot = split.taken()

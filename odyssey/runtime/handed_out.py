@@ -1,14 +1,15 @@
 """Whether a script has changed what it was handed, in place: by `x.sub_(mean)` in its first layer, by `batch.pop("labels")`.
 
 A redone step needs the values as they were read. Tensors count their changes themselves, as autograd needs that. What goes
-round it, by `x.data` or `x.numpy()`, is seen by nobody.
+round it, by `x.data` or `x.numpy()`, is seen by nobody. Nor is a change of what is neither tensor, nor dict, list or constant,
+as numpy's arrays: of such a value the script can be given a copy.
 """
 
 from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Iterator
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -32,7 +33,22 @@ class HandedOut:
     @property
     def may_be_changed(self) -> bool:
         """Whether it is, or has parts that nothing can be told of."""
-        return any(isinstance(part, _Opaque) for part in self._seen) or self.is_changed
+        return self._is_opaque or self.is_changed
+
+    def give(self) -> Any:
+        """The value for the script; a copy of it, where a change could not be seen. What cannot be copied counts as changed
+        from now on."""
+        if not self._is_opaque:
+            return self.value
+        try:
+            return deepcopy(self.value)
+        except Exception:  # of the script's own class, which may raise anything
+            self._seen = []
+            return self.value
+
+    @property
+    def _is_opaque(self) -> bool:
+        return any(isinstance(part, _Opaque) for part in self._seen)
 
 
 def anew(value: Any) -> Any:

@@ -140,7 +140,7 @@ class Split:
         self._drops: _Drops | None = None
         self._begin_anew()
 
-    def sample(self, index: int, now: int, generators: draws.Generators | None, check: Callable[[], None]) -> Any:
+    def sample(self, index: int, now: int, generators: draws.Generators | None, check: Callable[[], None]) -> HandedOut:
         """Reads on to sample `index`, counted through all epochs. Those from `now` on are kept, and read anew where the
         script has changed one in place, as it was collated or behind that.
 
@@ -167,7 +167,7 @@ class Split:
             else:
                 self._drop(now)
             self._n_read += 1
-        return self._kept[index].value
+        return self._kept[index]
 
     def _look_whether_snapshot_is_due(self, now: int) -> None:
         if self.stream.has_state and self._n_read >= now:
@@ -338,13 +338,14 @@ class Splits:
 
         ids = self.ids(step, positions)
         with draws.apart() if self.loaders or self.is_read_late else nullcontext() as generators:
-            samples = []
+            kept = []
             taken = []
             for split, index in ids:
                 its = self._split(split)
-                samples.append(its.sample(index, self._stream.first_index(split, now), generators, go_on))
+                kept.append(its.sample(index, self._stream.first_index(split, now), generators, go_on))
                 if (newest := its.taken_before.get(index)) is not None:
                     taken.append((split, step, newest))
+            samples = [each.give() for each in kept]  # only when all are there: reading may end before, and go on from there
             if generators is not None:
                 generators.seed(self._stream.collate_seed(step, positions))
             micro_batch = self._collate(samples, [f"sample {index} of {self._stream.name(split)}" for split, index in ids])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import UserDict
 from collections.abc import Callable
 from functools import partial
@@ -53,6 +54,22 @@ def test_a_change_in_place_is_seen(change: Callable[[Any, Tensor], object]) -> N
 def test_what_nothing_can_be_told_of_may_be_changed(value: Any) -> None:
     handed_out = HandedOut(value)
     assert handed_out.may_be_changed and not handed_out.is_changed
+
+
+@pytest.mark.parametrize("value", [N, [X, SimpleNamespace(x=X)], {"a": {1}}])
+def test_of_what_nothing_can_be_told_the_script_gets_a_copy_each_time(value: Any) -> None:
+    handed_out = HandedOut(value)
+    first, second = handed_out.give(), handed_out.give()
+    assert first is not value and second is not value and first is not second
+    assert not handed_out.is_changed
+
+
+@pytest.mark.parametrize("value", [threading.Lock(), [X, (i for i in ())]])
+def test_what_cannot_be_copied_is_changed_once_the_script_has_it(value: Any) -> None:
+    handed_out = HandedOut(value)
+    assert not handed_out.is_changed
+    assert handed_out.give() is value
+    assert handed_out.is_changed
 
 
 class Samples:

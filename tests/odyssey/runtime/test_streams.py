@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from odyssey.plan.needs import Needs
 from odyssey.plan.worker import Rank, worker_of
 from odyssey.runtime import streams as module
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import pairs_by
+from odyssey.runtime.data import batches_by, pairs_by
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.snapshots import Snapshot, Snapshots, is_due
 from tests import streams
@@ -330,6 +330,77 @@ def test_samples_that_are_changed_by_collating_are_read_anew_with_those_that_fol
         data.want(2, cuts)
         for positions in cuts:
             assert (-data.get(2, positions)[0]).tolist() == expected(kind, 2, positions)
+    data.close()
+
+
+class Unseen:
+    """A change of what it has cannot be seen."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+class Uncopied(Unseen):
+    """It cannot be copied, either."""
+
+    def __deepcopy__(self, memo: Any) -> Unseen:
+        raise TypeError("cannot be copied")
+
+
+class Counted(IterableDataset[Any]):
+    """Samples of a form, which change when they are collated; who begins to read is counted."""
+
+    def __init__(self, form: Callable[[int], Any], n_begun: list[None]) -> None:
+        self.form, self.n_begun = form, n_begun
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        self.n_begun.append(None)
+        return map(self.form, range(200))
+
+
+def negated(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    found = []
+    for sample in samples:
+        if isinstance(sample, dict):
+            sample["x"] *= -1
+            found.append(int(sample["x"]))
+        else:
+            sample.x *= -1
+            found.append(sample.x)
+    return torch.tensor(found), torch.zeros(len(found))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("form", [lambda i: {"x": numpy.full((), i)}, Unseen, Uncopied], ids=["array", "own class", "uncopied"])
+def test_changes_that_cannot_be_seen_by_collating_change_no_sample_that_is_wanted_again(
+    form: Callable[[int], Any], num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker process answers after each sample that it is not there yet, and goes on from there all the same."""
+    monkeypatch.setattr(module, "READ_AT_A_TIME_S", 0.0)
+    n_begun: list[None] = []
+    batches = Batches(Counted(form, n_begun), GLOBAL_BATCH, MICRO_BATCH, SEED, pairs_by(negated), num_workers)
+    data = batches.samples().prefetcher()
+    n_begun.clear()
+    for cuts in (WHOLE, CUT, WHOLE):
+        data.want(2, cuts, [])
+        for positions in cuts:
+            assert (-data.get(2, positions)[0]).tolist() == [2 * GLOBAL_BATCH + i for i in positions]
+    data.close()
+    if form is not Uncopied and not num_workers:
+        assert len(n_begun) == 1, "what was read is not read again"
+
+
+def test_a_batch_that_is_the_very_sample_may_be_changed_in_place() -> None:
+    stream = Counted(lambda i: numpy.full(2, float(i)), [])
+    data = Batches(stream, 4, 1, SEED, batches_by(lambda samples: torch.from_numpy(samples[0]))).samples().prefetcher()
+    for _ in range(2):
+        data.want(0, [range(1, 2)])
+        batch, _ = data.get(0, range(1, 2))
+        assert batch.tolist() == [1, 1]
+        batch.sub_(5)
     data.close()
 
 
