@@ -130,10 +130,14 @@ def record(path: Path) -> FileRecord:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """A new hidden folder to write a checkpoint of `step` into. What interrupted saves have left is removed."""
+    """A new hidden folder to write a checkpoint of `step` into. What interrupted saves have left is removed.
+
+    Raises JobError where the checkpoint could not come in.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / MANIFEST).exists():
         raise JobError(f"{folder}: it is itself a checkpoint", "give the folder around it, in which each save gets its own")
+    _check_is_free(_named(folder, step))
     for name in os.listdir(folder):
         unfinished = _HIDDEN.fullmatch(name) and not (folder / name / MANIFEST).exists()
         if unfinished or _REMOVING.fullmatch(name):
@@ -161,7 +165,8 @@ def complete(path: Path, step: int, files: Mapping[str, FileRecord], *, approxim
 
 def publish(path: Path, step: int) -> None:
     """Give a complete checkpoint its name. An older one of the same step makes way first, and stays whole meanwhile."""
-    name = path.parent / f"step-{step:06}"
+    name = _named(path.parent, step)
+    _check_is_free(name)
     if name.exists():
         name.rename(_hidden(path.parent, step))
     path.rename(name)
@@ -185,6 +190,18 @@ def prune(folder: Path, keep: int) -> None:
             shutil.rmtree(removing, ignore_errors=True)
         else:
             steps.add(found.manifest.step)
+
+
+def _named(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06}"
+
+
+def _check_is_free(name: Path) -> None:
+    """Raise JobError for what makes way for no checkpoint, as it may be someone else's: under a hidden name it would be taken
+    for what an interrupted save has left."""
+    if name.exists() and not (name / MANIFEST).exists():
+        what = f"{name}: it is there without a {MANIFEST}, so nobody can tell that job.save() has written it"
+        raise JobError(what, "move it elsewhere, or save into another folder")
 
 
 def _hidden(folder: Path, step: int) -> Path:

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 import odyssey
+from odyssey.checkpoints import folder as folders
 from odyssey.errors import JobError
 from tests import ROOT
 from tests.jobs.killed_saves import flat, is_equal
@@ -183,6 +184,36 @@ def test_what_is_no_folder_of_checkpoints_is_refused(tmp_path: Path) -> None:
         fresh.save(tmp_path / "folder" / "step-000000")
     with pytest.raises(JobError, match="keep is 0"):
         fresh.save(tmp_path / "folder", keep=0)
+
+
+@pytest.mark.parametrize("comes", ["before", "while it is saved"])
+def test_a_folder_of_someone_elses_with_the_name_of_a_checkpoint_stays_and_the_save_says_so(
+    comes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "step-000002" / "model.pt"
+
+    def come() -> None:
+        theirs.parent.mkdir()
+        theirs.write_text("theirs")
+
+    (saved := job()).save(tmp_path)
+    list(saved.steps(2))
+    if comes == "before":
+        come()
+        monkeypatch.setattr(FileSystemWriter, "write_data", None)
+    else:
+        complete = folders.complete
+        monkeypatch.setattr(folders, "complete", lambda *args, **options: (complete(*args, **options), come()))
+    with pytest.raises(JobError, match=r"step-000002: it is there without a manifest\.json") as error:
+        saved.save(tmp_path)
+    monkeypatch.undo()
+    assert "another folder" in error.value.help
+    assert sorted(os.listdir(tmp_path)) == ["step-000000", "step-000002"], "what was written in vain is gone"
+    for step in (3, 4):
+        list(saved.steps(step))
+        saved.save(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["step-000002", "step-000003", "step-000004"]
+    assert theirs.read_text() == "theirs"
 
 
 @contextlib.contextmanager
