@@ -361,7 +361,7 @@ class Job:
             return True
         if self._looked_at is None or self._looked_at[0] is not data:
             collating = collating_draws(data, self._batches.micro_batch, self._batches.collate)
-            self._looked_at = data, collating or draws_random_numbers(data, 0)
+            self._looked_at = data, collating or draws_random_numbers(data, [0])
         return self._looked_at[1]
 
     # -- acts of one rank -----------------------------------------------------------------------------------------------

@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 
 from odyssey.errors import JobError
 from odyssey.model import packing
-from odyssey.runtime.data import Collate, Data, MapStyle, collating_draws, draws_random_numbers, fetch, map_style, pair_of
+from odyssey.runtime import draws
+from odyssey.runtime.data import (
+    Collate,
+    Data,
+    MapStyle,
+    collating_draws,
+    draws_random_numbers,
+    fetch,
+    map_style,
+    pair_of,
+    spread,
+)
 from odyssey.runtime.first_look import look_at
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.sampler import GivenSampler, Sampler
@@ -75,11 +86,12 @@ class Batches(NamedTuple):
         told = "" if self.sampler is None else packing.digest(sampler.ids(0, sampler.n_samples))
 
         its_collating_draws = collating_draws(data, self.micro_batch, collate)
-        is_random = draws_random_numbers(data, 0) or its_collating_draws
+        is_random = draws_random_numbers(data, [0] if num_workers else spread(len(data))) or its_collating_draws
 
         def first() -> Any:
             sample_ids = sampler.ids(0, self.micro_batch)
-            return fetch(data, sample_ids, [*sample_ids, len(data)], collate)
+            with draws.apart():
+                return fetch(data, sample_ids, [*sample_ids, len(data)], collate)
 
         source = MapStyle(data, sampler, self, collate, is_random=is_random, num_workers=num_workers)
         return JobData(len(data), told, first, lambda: Prefetcher(source), its_collating_draws)

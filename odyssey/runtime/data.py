@@ -6,8 +6,11 @@ micro-batch that is redone, or run by another worker, sees the same samples and 
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import torch
@@ -72,22 +75,22 @@ def fetch(
 ) -> Any:
     """Samples as one collated micro-batch: `(input, target)`, by default tensors with the samples in dimension 0.
 
-    `seeds`: of the random numbers that getting each sample may draw, and then collating them; None where nothing is drawn.
-    `check` is called before each sample, and may end the reading by an exception.
+    `seeds`: of the random numbers that getting each sample may draw, and then collating them, of this process's generators;
+    None where nothing is drawn. `check` is called before each sample, and may end the reading by an exception.
     """
     samples = []
-    with nullcontext() if seeds is None else draws.apart() as generators:
+    generators = draws.Generators()
 
-        def seed(number: int) -> None:
-            if seeds is not None and generators is not None:
-                generators.seed(seeds[number])
+    def seed(number: int) -> None:
+        if seeds is not None:
+            generators.seed(seeds[number])
 
-        for i, sample_id in enumerate(sample_ids):
-            check()
-            seed(i)
-            samples.append(_sample(data, sample_id))
-        seed(len(samples))
-        return (collate or pair_of)(samples, sample_ids)
+    for i, sample_id in enumerate(sample_ids):
+        check()
+        seed(i)
+        samples.append(_sample(data, sample_id))
+    seed(len(samples))
+    return (collate or pair_of)(samples, sample_ids)
 
 
 Order = tuple[list[int], list[int] | None]
@@ -108,12 +111,13 @@ class MapStyle:
         num_workers: int = 0,
     ) -> None:
         """`is_random`: getting samples or collating them draws random numbers. Their generators are the process's own, which
-        layers draw from, too: without worker processes they are fetched when they are used, by the thread that uses them."""
+        layers draw from, too: without worker processes they are fetched when they are used, by the thread that uses them.
+        Nobody else draws in worker processes, so what may be drawn there is seeded in any case."""
         self._data = data
         self._sampler = sampler
         self._sizes = sizes
         self._collate = collate
-        self.is_random = is_random
+        self.is_random = is_random or num_workers > 0
         self.is_read_late = is_random and num_workers == 0
         self.loaders = [num_workers] if num_workers else []
         self.snapshots: Snapshots | None = None
@@ -149,7 +153,8 @@ class MapStyle:
 
     def read(self, order: Order, check: Callable[[], None]) -> Any:
         """Reads a micro-batch."""
-        return fetch(self._data, *order, self._collate, check)
+        with draws.apart() if self.is_read_late else nullcontext():
+            return fetch(self._data, *order, self._collate, check)
 
 
 def _sample(data: Dataset, sample_id: int) -> Any:
@@ -242,18 +247,46 @@ def check_is_map_style(data: object) -> None:
         raise JobError(what, "give a map-style dataset, with data[i] and len(data), such as list(data)")
 
 
-def draws_random_numbers(data: Dataset, sample_id: int) -> bool:
-    """Whether getting a sample draws from torch's, Python's or numpy's generator.
+N_LOOKED_AT = 64
+"""So many samples are looked at, spread over the data, to see whether getting samples draws random numbers."""
+LOOK_S = 1.0
+"""After this time no more are."""
 
-    Raises JobError if the same sample is another one the second time, with the same random numbers: then ranks that read it
+
+def spread(n_samples: int) -> list[int]:
+    """Sample ids to look at: the first one, and one of each of as many parts. Where in a part is drawn, the same on all ranks:
+    what draws may be each tenth sample."""
+    n_parts = min(N_LOOKED_AT, n_samples)
+    drawn = random.Random(0)
+    parts = pairwise(part * n_samples // n_parts for part in range(n_parts + 1))
+    return list(dict.fromkeys([0, *(drawn.randrange(first, stop) for first, stop in parts)]))
+
+
+def draws_random_numbers(data: Dataset, sample_ids: Sequence[int]) -> bool:
+    """Whether getting one of these samples draws from torch's, Python's or numpy's generator, as far as is seen in some time.
+
+    Raises JobError if the first one is another one the second time, with the same random numbers: then ranks that read it
     for its input and for its target would not read the same.
     """
+    until_s = time.monotonic() + LOOK_S
+    first, *others = sample_ids
     with draws.apart() as generators:
-        first, second = (digest(generators.seeded(0, data, sample_id)) for _ in range(2))
-        has_drawn = generators.have_drawn(0)
-    if first != second:
-        raise _another_each_time(sample_id)
-    return has_drawn
+        one, another = (digest(generators.seeded(0, data, first)) for _ in range(2))
+        if one != another:
+            raise _another_each_time(first)
+        if generators.have_drawn(0):
+            return True
+        fresh = generators.states()
+        for sample_id in others:
+            if time.monotonic() > until_s:
+                break
+            try:
+                generators.seeded(0, data, sample_id)
+            except Exception:  # it is told of where the sample is used, if it is
+                continue
+            if not generators.are_at(fresh):
+                return True
+    return False
 
 
 def collating_draws(data: Dataset, micro_batch: int, collate: Collate) -> bool:

@@ -59,12 +59,17 @@ class Generators:
 
     def have_drawn(self, number: int) -> bool:
         """Whether anything was drawn since they were seeded with `number`. Seeds them again."""
-        torch_now, python_now, numpy_now = self.states()
+        now = self.states()
         self.seed(number)
-        torch_then, python_then, numpy_then = self.states()
-        if not all(map(torch.equal, torch_now, torch_then)) or python_now != python_then:
-            return True
-        return numpy_now is not None and _numpy_facts(numpy_now) != _numpy_facts(numpy_then)
+        return not self.are_at(now)
+
+    def are_at(self, states: States) -> bool:
+        """Whether nothing was drawn since they had these states."""
+        torch_then, python_then, numpy_then = states
+        torch_now, python_now, numpy_now = self.states()
+        if not all(map(torch.equal, torch_then, torch_now)) or python_then != python_now:
+            return False
+        return _numpy_facts(numpy_then) == _numpy_facts(numpy_now)
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -81,6 +86,8 @@ def _numpy() -> Any:
 
 
 def _numpy_facts(state: Any) -> tuple[Any, ...]:
+    if state is None:
+        return ()
     kind, keys, *rest = state
     return (kind, keys.tobytes(), *rest)
 

@@ -6,6 +6,8 @@ One rank reads a micro-batch for its input, another one for its target; a step t
 from __future__ import annotations
 
 import random
+from itertools import pairwise
+from math import ceil
 
 import numpy
 import pytest
@@ -15,8 +17,9 @@ from torch.utils.data import IterableDataset, default_collate
 
 import odyssey
 from odyssey.errors import JobError
+from odyssey.runtime import data as module
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import MapStyle, batches_by, draws_random_numbers, fetch, pairs_by
+from odyssey.runtime.data import MapStyle, batches_by, draws_random_numbers, pairs_by, spread
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.sampler import Sampler
 from tests import models
@@ -48,7 +51,7 @@ DRAWS = {
 def test_a_sample_that_draws_random_numbers_is_the_same_for_all_ranks_and_each_time(kind):
     """I7."""
     data = Augmented(DRAWS[kind])
-    assert draws_random_numbers(data, 3)
+    assert draws_random_numbers(data, [3])
     plan = one_stage_plan()
     found = []
     for num_workers, _ in enumerate(["reads the input", "reads the target", "redoes the step"]):
@@ -70,9 +73,77 @@ def test_getting_samples_leaves_the_generators_as_they_were(kind):
     torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
     expected = DRAWS[kind]()
     torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
-    assert draws_random_numbers(data, 3)
-    fetch(data, [0, 1], [7, 8, 9])
+    assert draws_random_numbers(data, [3])
+    samples = Batches(data, 8, 4, 0).samples()
+    samples.first(), samples.prefetcher().get(0, range(4))
     assert DRAWS[kind]() == expected
+
+
+class Partly(Augmented):
+    """Of 1000 samples, only those in `those` draw."""
+
+    def __init__(self, draw, those):
+        super().__init__(draw)
+        self.those = those
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) if index in self.those else (torch.tensor([index, 0]), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("those", [range(500, 1000), range(7, 1000, 10), range(700, 720)], ids=["half", "tenth", "some"])
+@pytest.mark.parametrize("kind", DRAWS)
+def test_data_that_draw_for_some_samples_only_are_the_same_however_they_are_read(kind, those):
+    """I7. The first sample does not."""
+    found = []
+    for num_workers in (0, 1, 2):
+        seed_all(num_workers)
+        prefetcher = Batches(Partly(DRAWS[kind], those), 1000, 100, 0, num_workers=num_workers).samples().prefetcher()
+        wanted = [range(start, start + 100) for start in range(0, 1000, 100)]
+        prefetcher.want(0, wanted)
+        found.append(torch.cat([prefetcher.get(0, positions)[0] for positions in wanted]).tolist())
+        prefetcher.close()
+    assert found[0] == found[1] == found[2]
+    assert len({start for _, start in found[0]}) > 10
+
+
+def test_worker_processes_are_seeded_whatever_the_samples_that_are_looked_at_draw():
+    those = set(range(1000)) - set(spread(1000))
+    found = []
+    for num_workers in (1, 2):
+        prefetcher = Batches(Partly(DRAWS["torch"], those), 1000, 500, 0, num_workers=num_workers).samples().prefetcher()
+        wanted = [range(500), range(500, 1000)]
+        prefetcher.want(0, wanted)
+        found.append(torch.cat([prefetcher.get(0, positions)[0] for positions in wanted]).tolist())
+        prefetcher.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 65, 1000, 10**12])
+def test_samples_that_are_looked_at_are_of_all_parts_of_the_data(n):
+    found = spread(n)
+    assert found[0] == 0 and len(found) <= 65
+    assert all(0 < later - one <= 2 * ceil(n / 64) for one, later in pairwise([*found, n]))
+    assert n > 64 or found == list(range(n))
+    assert found == spread(n), "the same on all ranks"
+
+
+def test_a_look_at_samples_ends_where_they_are_slow_and_leaves_errors_to_who_uses_them(monkeypatch):
+    class Data(Partly):
+        def __getitem__(self, index):
+            read.append(index)
+            if index == 1:
+                raise OSError("disk is gone")
+            return super().__getitem__(index)
+
+    read = []
+    assert draws_random_numbers(Data(DRAWS["torch"], {3}), range(5))
+    assert read == [0, 0, 1, 2, 3]
+    monkeypatch.setattr(module, "LOOK_S", -1.0)
+    assert not draws_random_numbers(Data(DRAWS["torch"], {3}), range(5))
+    assert read == [0, 0, 1, 2, 3, 0, 0]
 
 
 def mixed(draw):
@@ -211,10 +282,10 @@ def test_a_loss_draws_by_its_place_in_the_training_and_the_script_by_its_own(kin
 
 
 def test_a_data_set_without_random_numbers_is_fetched_ahead():
-    assert not draws_random_numbers(models.TokenData(), 3)
+    assert not draws_random_numbers(models.TokenData(), spread(64))
 
 
 def test_a_sample_that_is_another_one_each_time_is_refused():
     own = random.Random(0)
     with pytest.raises(JobError, match=r"data\[3\] gives two different values"):
-        draws_random_numbers(Augmented(lambda: own.randrange(10**6)), 3)
+        draws_random_numbers(Augmented(lambda: own.randrange(10**6)), [3, 0])
