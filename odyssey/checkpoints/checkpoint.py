@@ -1,10 +1,10 @@
 """State in a form free of the layout: by the names of parameters, whoever held them.
 
 `model`: `layers.3.attention.weight` -> tensor, persistent buffers among them; a tied parameter stands under each of its
-names. `optimizer`: for each shard, the optimizer's state by the name of the parameter, what else it keeps (`shared`), its
-groups' settings, the scheduler, and what is extra. `step`: number of committed steps. `reading`: where the reading of data
-stood lately, if these are a stream that tells. `approximate`: whether the plan in
-force then had approximate gradients.
+names. `optimizer`: for each shard, the optimizer's class (`kind`), its state by the name of the parameter, what else it keeps
+(`shared`), its groups' settings, the scheduler, and what is extra. `step`: number of committed steps. `reading`: where the
+reading of data stood lately, if these are a stream that tells. `approximate`: whether the plan in force then had approximate
+gradients.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from odyssey.errors import JobError
 from odyssey.model.dtensors import part_of
 from odyssey.model.model import Model, full_name
 from odyssey.model.nesting import mapped
+from odyssey.model.optimizers import parts_of
 from odyssey.model.state_shard import StateShard
 from odyssey.plan.worker import Worker
 from odyssey.runtime.engine import Engine
@@ -41,12 +42,18 @@ def _shard_state(model: Model, number: int) -> dict[str, Any]:
     names = _names(model.shards[number])
     by_name = [key for key, values in packed["state"].items() if isinstance(key, int) and isinstance(values, dict)]
     return {
+        "kind": _kind(model.shards[number]),
         "state": {names[key]: packed["state"][key] for key in by_name},
         "shared": {key: values for key, values in packed["state"].items() if key not in by_name},
         "groups": packed["param_groups"],
         "scheduler": progress["scheduler"],
         "extra": progress["extra"],
     }
+
+
+def _kind(shard: StateShard) -> list[str]:
+    """Its optimizer's class; several, where that is several optimizers."""
+    return [] if shard.optimizer is None else [type(part).__name__ for part in parts_of(shard.optimizer)]
 
 
 def _names(shard: StateShard) -> list[str]:
@@ -106,9 +113,11 @@ def _check_optimizer(shard: StateShard, saved: dict[str, Any]) -> None:
     if len(saved["extra"]) != len(shard.extra):
         raise JobError(f"the state has {len(saved['extra'])} extra objects, the job {len(shard.extra)}", _SAME_OPTIMIZER)
     groups = shard.optimizer.param_groups if shard.optimizer is not None else []
-    settings, given = ([sorted({*group} - {"initial_lr"}) for group in some] for some in (saved["groups"], groups))
-    if settings != given:
-        raise JobError(f"the state is of an optimizer with settings {settings}, this one has {given}", _SAME_OPTIMIZER)
+    settings, given = ([{*group} - {"initial_lr"} for group in some] for some in (saved["groups"], groups))
+    has_all = len(settings) == len(given) and all(map(set.issuperset, settings, given))  # and what its steps have made
+    if settings != given and not (has_all and saved.get("kind") == _kind(shard)):
+        theirs, ours = (list(map(sorted, each)) for each in (settings, given))
+        raise JobError(f"the state is of an optimizer with settings {theirs}, this one has {ours}", _SAME_OPTIMIZER)
     sizes, own = ([len(group["params"]) for group in some] for some in (saved["groups"], groups))
     names = [name for name, parameter in shard.named.items() if parameter.requires_grad]
     if sizes != own or not set(saved["state"]) <= set(names):

@@ -156,6 +156,7 @@ def test_one_that_torch_cannot_read_is_told_and_the_one_before_is_used(
         ({"layers": lambda: arguments("tied")["layers"](n_blocks=2)}, "layers.3|layer 4"),
         ({"layers": lambda: arguments("tied")["layers"](dtype=torch.float32)}, "float64 for layers.0.* float32"),
         ({"optimizer": torch.optim.SGD}, "an optimizer with settings"),
+        ({"optimizer": torch.optim.Adamax}, "an optimizer with settings"),  # which has none that AdamW lacks
         ({"scheduler": None}, "the state has a scheduler, the job has none"),
     ],
 )
@@ -272,7 +273,17 @@ class Odd(torch.optim.SGD):
         self.state["shared"] = {"count": self.state["shared"].get("count", 0) + 1}
 
 
-@pytest.mark.parametrize("optimizer", [Odd, torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adafactor])
+class Counting(torch.optim.SGD):
+    """It makes a setting of its groups in its first step, as Adan does, and some of apex."""
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            group["lr"] /= group["step"]
+        super().step()
+
+
+@pytest.mark.parametrize("optimizer", [Odd, Counting, torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adafactor])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_state_comes_back_bit_for_bit(optimizer: type, dtype: torch.dtype, tmp_path: Path) -> None:
     changes = {

@@ -38,7 +38,8 @@ def _optimizers():
 
 
 class Odd(torch.optim.Optimizer):
-    """Keeps what an optimizer may keep: numbers, text, None, lists, tuples, other dtypes, something of no parameter."""
+    """Keeps what an optimizer may keep: numbers, text, None, lists, tuples, other dtypes, something of no parameter, and a
+    setting that it makes in its first step."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr, "names": ["a", "b"], "scale": torch.ones((), dtype=torch.float16)})
@@ -47,6 +48,7 @@ class Odd(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             group["scale"] += 1
+            group["n_steps"] = group.get("n_steps", 0) + 1
             for p in group["params"]:
                 state = self.state[p]
                 state["count"] = state.get("count", 0) + 1
