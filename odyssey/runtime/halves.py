@@ -4,6 +4,7 @@ The first half goes down the paths to the inputs only, and remembers what arrive
 them. The second one goes on from there: for each set of weights that have places in common, since for these alone nothing above
 is needed. (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241.) A weight that is used at several depths has places
 below each other: the way between them is gone once more, and at the lower one counts what arrived there in the first half.
+So it does at any place, where hooks that the script has put on an activation are called once more.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ class WeightGradients:
                     if gradient is not None:
                         edges.append(GradientEdge(place, number))
                         given.append(gradient)
-                if len(self._arrived) > 1 or self._roots:
-                    hooks.callback(place.register_prehook(lambda _, first=gradients: first).remove)
+                hooks.callback(place.register_prehook(lambda _, first=gradients: first).remove)
             found = torch.autograd.grad(edges, self._weights, given, retain_graph=True, allow_unused=True) if edges else ()
         for weight, gradient in zip(self._weights, found, strict=bool(edges)):
             if gradient is None:

@@ -107,6 +107,21 @@ def test_nodes_with_several_outputs_hand_on_the_gradient_of_each() -> None:
     both(forward, [leaf], list(cell.parameters()))
 
 
+@pytest.mark.parametrize("is_once", [True, False])
+def test_a_hook_on_an_activation_changes_its_gradient_once(is_once: bool) -> None:
+    """Of a module that is used once the activation is the only place where the paths part."""
+    torch.manual_seed(0)
+    linear = nn.Linear(6, 6, dtype=torch.float64)
+    leaf = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+
+    def hooked(value: Tensor) -> Tensor:
+        activation = linear(value)
+        activation.register_hook(lambda gradient: gradient * 0.5 + 1)
+        return torch.tanh(activation)
+
+    both(lambda leaves: [hooked(leaves[0]) if is_once else hooked(hooked(leaves[0]))], [leaf], list(linear.parameters()))
+
+
 @given(st.data())
 def test_any_graph(data: st.DataObject) -> None:
     """Values that are put together at random from two inputs and three weights, any of which may be used anywhere, or not."""
