@@ -35,6 +35,8 @@ Weight = Callable[[Any], torch.Tensor | float]
 _OPTIMIZER = "return an optimizer, for example `lambda params: torch.optim.AdamW(params, lr=3e-4)`"
 _SCHEDULER = "return a scheduler of the argument, for example `lambda opt: torch.optim.lr_scheduler.StepLR(opt, 100)`"
 _PLAIN = (bool, int, float, str, type(None))
+_OWN_PARTS = ("_parameters", "_buffers", "_modules")
+"""Where a module gets new tensors when its layer is put on other ranks, and no other place."""
 
 
 def check_state(model: nn.Module, where: str) -> None:
@@ -46,7 +48,8 @@ def check_state(model: nn.Module, where: str) -> None:
 
 
 def check_layer(layer: nn.Module, where: str) -> None:
-    """Raises JobError for one that has to do something else than compute, and cannot do it on whatever ranks hold it."""
+    """Raises JobError for one that has to do something else than compute, and cannot do it on whatever ranks hold it; or that
+    would compute with other parameters than those that are trained."""
     if its := next((module for module in layer.modules() if getattr(module, "track_running_stats", False)), None):
         what = f"{where} has running statistics ({type(its).__name__}), which differ between pipelines"
         raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False; or odyssey.resilient")
@@ -54,6 +57,21 @@ def check_layer(layer: nn.Module, where: str) -> None:
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             what = f"{where}: parameter {name} has a hook, which does not come along when the layer is put on other ranks"
             raise JobError(what, "change gradients in forward, with a torch.autograd.Function around the parameter")
+    for path, module in layer.named_modules(prefix=where):
+        for name, value in vars(module).items():
+            is_kept_up = name in _OWN_PARTS or (name == "_flat_weights" and isinstance(module, nn.RNNBase))
+            if not is_kept_up and _has_parameter(value):
+                kind = type(value).__name__
+                what = f"{path} keeps parameters in {name}, a {kind}, and would compute with these when it has got others"
+                raise JobError(what, "keep them in torch.nn.ParameterList or ParameterDict, or look them up by name in forward")
+
+
+def _has_parameter(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_parameter, value.values()))
+    if isinstance(value, list | tuple | set):
+        return any(map(_has_parameter, value))
+    return isinstance(value, nn.Parameter)
 
 
 Seen = Mapping[str, tuple[int, int, torch.Size]]

@@ -187,6 +187,45 @@ class Remembering(torch.nn.Identity):
         return 3
 
 
+class InAList(torch.nn.Module):
+    """Trained by plain torch, which puts no other parameters into a module."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.eye(16, dtype=torch.float64))
+        self.kept = keep(self.weight)
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("keep", [lambda w: [w], lambda w: {"a": (3, [w])}, lambda w: [torch.nn.Parameter(w.detach())]])
+def test_a_module_that_keeps_parameters_elsewhere_is_refused(keep):
+    with pytest.raises(JobError, match=r"layers\(\)\[0\]\.0 keeps parameters in kept, a (list|dict)") as refused:
+        odyssey.Job(**arguments("mlp", layers=lambda: [torch.nn.Sequential(InAList(keep))]))
+    assert "ParameterList" in refused.value.help
+
+
+class Listed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.eye(16, dtype=torch.float64) for _ in range(2))
+        self.cell = torch.nn.GRU(16, 16, dtype=torch.float64)
+        self.names = ["weights"]
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = x @ weight
+        return self.cell(x)[0]
+
+
+def test_what_torch_itself_keeps_parameters_in_is_trained():
+    given = arguments("mlp", layers=lambda: [Listed()])
+    job = odyssey.Job(**given)
+    losses = [step.loss for step in job.steps(4)]
+    assert losses == pytest.approx(reference_of(given, 4)[0], abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
