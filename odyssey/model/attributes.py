@@ -36,9 +36,12 @@ class Attributes:
         return [{name: its[name] for name in its if name not in first or first[name] != its[name]} for its, first in pairs]
 
     def put(self, changed: Sequence[Mapping[str, Any]]) -> None:
-        """Set what another rank's have become."""
-        for module, its in zip(self._model.modules(), changed, strict=True):
-            for name, value in its.items():
+        """Set what another rank's have become. The others are there as they were at first: so they are here, whatever this
+        rank's script has done."""
+        assert self._first is not None
+        for module, first, its in zip(self._model.modules(), self._first, changed, strict=True):
+            as_at_first = {name: first[name] for name in _plain(module) if name in first}
+            for name, value in {**as_at_first, **its}.items():
                 setattr(module, name, value)
 
 

@@ -348,6 +348,17 @@ def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
     assert digest(other.shard_state(0)) == now
 
 
+def test_an_attribute_that_is_what_it_was_at_first_arrives_too():
+    """A rank that has joined does once more what the loop does behind a step, which the others have undone since."""
+    net, _, _, held = whole("eased")
+    its_net, _, _, other = whole("eased")
+    other.replay.joining()
+    other.adopt(0, moved(held.export(0)))
+    its_net[1].p = 0.05
+    other.replay.replayed()
+    assert its_net[1].p == net[1].p == 0.2
+
+
 class Slow(torch.optim.SGD):
     """An optimizer around another, with attributes of its own: of each two steps it takes the second."""
 
