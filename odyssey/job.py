@@ -44,7 +44,7 @@ from odyssey.runtime.data import Data, Dataset, check_is_map_style, collating_dr
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import Reader, evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
-from odyssey.runtime.metrics import NOT_ALIKE, SAME_NAMES, means
+from odyssey.runtime.metrics import NOT_ALIKE, SAME_NAMES, mean, means
 from odyssey.runtime.run_once import Once
 from odyssey.runtime.transaction import Transaction, Values
 
@@ -478,8 +478,8 @@ _TOLD_BY_OTHERS = "another rank tells why"
 
 
 def _over(weight: float, *sums: float) -> Values:
-    """Means of what weighs as much; no numbers where that is nothing."""
-    return tuple(value / weight if weight else math.nan for value in sums)
+    """Each of the sums as a mean."""
+    return tuple(mean(value, weight) for value in sums)
 
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ the result of the unit: so each rank has them, one that has no work as well as o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
@@ -40,8 +41,10 @@ def summed(totals: Mapping[str, float], n_samples: int) -> list[float]:
 
 
 def means(sums: Sequence[float], n_samples: int, weight: float) -> dict[str, float]:
-    """Find names and means over all `n_samples`, which weigh as much. `sums`: what all workers have added, which has to go
-    together: else raises JobError."""
+    """Find names and means over all `n_samples`, which weigh as much; no numbers where that is nothing.
+
+    `sums`: what all workers have added, which has to go together: else raises JobError.
+    """
     if not any(sums):
         return {}
     n_told, n_names = sums[0], alike(sums[1:4])
@@ -49,7 +52,12 @@ def means(sums: Sequence[float], n_samples: int, weight: float) -> dict[str, flo
     if n_told != n_samples or n_names is None or text is None:
         raise JobError(NOT_ALIKE, SAME_NAMES)
     names = msgspec.json.decode(bytes(text), type=list[str])
-    return {name: value / weight for name, value in zip(names, sums[4 : 4 + n_names[0]], strict=True)}
+    return {name: mean(value, weight) for name, value in zip(names, sums[4 : 4 + n_names[0]], strict=True)}
+
+
+def mean(value: float, weight: float) -> float:
+    """Mean of what weighs as much; no number where that is nothing."""
+    return value / weight if weight else math.nan
 
 
 def _listed(names: Iterable[str]) -> str:

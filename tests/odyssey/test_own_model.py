@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import threading
 from collections import UserDict
 
@@ -138,6 +139,28 @@ def test_a_batch_weighs_what_it_did_before_the_loss_changed_it():
     found = {"losses": losses, "state": state, "validation": run.evaluate(job.Points("tokens"))}
     assert differences("tokens", {0: found})[0] < 1e-10
     assert run.evaluate(job.Points("tokens"), {"whole": lambda batch: float("points" in batch)})["whole"] == 1
+
+
+def test_means_over_samples_that_all_weigh_nothing_are_no_numbers():
+    net = nn.Linear(2, 1)
+
+    def loss(batch):
+        found = net(batch).mean()
+        return found, {"same": found}
+
+    run = odyssey.resilient(
+        net,
+        torch.optim.SGD(net.parameters(), 0.1),
+        loss,
+        [torch.ones(2)] * 4,
+        global_batch=4,
+        micro_batch=2,
+        weight=lambda batch: 0,
+    )
+    found = run.evaluate([torch.ones(2)] * 4, {"one": lambda batch: 1.0})
+    assert found.keys() == {"loss", "one"} and all(map(math.isnan, found.values()))
+    with pytest.raises(NonFiniteLoss):
+        list(run.steps(1))
 
 
 def reference_of(variant):
