@@ -46,13 +46,13 @@ def model_spec(
         autocast=str(autocast or ""),
         optimizers=model.optimizers(),
         n_shards=model.n_shards,
-        values=model.values() if _may_begin_anew() else (),
+        values=() if _has_come_back() else model.values(),
     )
 
 
-def _may_begin_anew() -> bool:
-    """Whether this rank may begin with what its script builds: not where it comes back into a job that goes on."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or os.environ.get("ODYSSEY_ATTEMPT", "0") != "0"
+def _has_come_back() -> bool:
+    """Whether this rank was started again by itself: then it begins with what others have, whatever its script builds."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and os.environ.get("ODYSSEY_ATTEMPT", "0") == "0"
 
 
 def session_of(

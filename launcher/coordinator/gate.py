@@ -67,14 +67,14 @@ def difference_at_start(models: Mapping[Rank, ModelSpec]) -> tuple[str, str] | N
 
 
 def built_otherwise(models: Mapping[Rank, ModelSpec], plan: Plan) -> list[Move]:
-    """From the first rank with a layer to those with it whose script has built its own model with other values: they begin with
-    that one's."""
+    """From the first rank with a layer to those with it whose script has built its own model with other values, or which have
+    not told theirs: they begin with that one's."""
     its = {rank: model.values for rank, model in sorted(models.items()) if model.is_whole}
     moves = []
     for layer in range(plan.n_layers):
         having = [rank for rank in its if layer in plan.holds.get(worker_of(rank), ())]
-        others = [rank for rank in having if its[rank] and its[rank][layer : layer + 1] != its[having[0]][layer : layer + 1]]
-        moves += [Move(layer, worker_of(having[0]), worker_of(rank)) for rank in others]
+        alike = {rank for rank in having if its[rank] and its[rank][layer : layer + 1] == its[having[0]][layer : layer + 1]}
+        moves += [Move(layer, worker_of(having[0]), worker_of(rank)) for rank in having[1:] if rank not in alike]
     return moves
 
 

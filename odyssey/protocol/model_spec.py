@@ -25,8 +25,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     of the layers).
 
     `optimizers`: in words, what the script makes to train the layers; `values`: digests of the layers as built, empty for
-    one that only its holders build, or where they were not taken. Both count before the first step only: a rank that joins
-    later takes state over from others.
+    one that only its holders build, or where they were not taken, as on a rank that was started again. Both count before the
+    first step only: a rank that joins later takes state over from others.
 
     `n_shards`: of the script's own model, which its loop uses on every rank. 1: it is the one layer, and no rank may be without
     work; more: layer i is shard i of it, and each rank has one. 0: these are the layers of a Job.

@@ -28,7 +28,8 @@ And those whose model
 
 With `/N` behind it the model is sharded by torch over N ranks (odyssey.shard_mesh).
 With `+KIND` or `+KIND+N` behind that its data can only be iterated over (tests/streams.py), by N worker processes.
-A KILL is RANK:STEP:POINT. Each rank writes at the end what its own objects have come to, if it has work then.
+A KILL is RANK:STEP:POINT; with -1 and `built` it comes before the job. Each rank writes at the end what its own objects have
+come to, if it has work then.
 """
 
 from __future__ import annotations
@@ -263,6 +264,7 @@ def main() -> None:
     from tests.jobs.brief import measure_briefly
 
     measure_briefly()
+    at("built")
     run = odyssey.resilient(
         net,
         its_optimizers if len(its_optimizers) > 1 else its_optimizers[0],

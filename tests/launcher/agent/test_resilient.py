@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen, Restarting
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen, RankLost, Restarting
 from launcher.options import RunOptions
 from perfmodel.profile import profile as profiles
 from perfmodel.profile.profile import Profile
@@ -59,6 +59,12 @@ def test_survivors_go_on_wherever_a_rank_is_lost(variant: str, point: str, tmp_p
     ran = Ran(options(tmp_path, variant, f"1:5:{point}"))
     assert_exact(ran, tmp_path, variant, {1})
     assert len(ran.all(GenerationStarted)) == 2
+
+
+def test_a_rank_that_starts_again_before_the_first_plan_begins_with_the_model_of_the_first(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, "unlike", "2:-1:built", max_restarts=1))
+    assert_exact(ran, tmp_path, "unlike")
+    assert len(ran.all(RankLost)) == len(ran.all(GenerationStarted)) == 1
 
 
 @pytest.mark.parametrize("variant", quick(VARIANTS[:-1], "batchnorm", "tokens"))

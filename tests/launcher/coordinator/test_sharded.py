@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -103,10 +104,12 @@ def test_shards_begin_with_the_values_of_the_first_rank_that_has_them(
     assert len({move.target for move in moves}) == len(moves)
 
 
-def test_a_rank_that_has_told_nothing_of_its_values_gets_none() -> None:
+@pytest.mark.parametrize("silent", [0, 2])
+def test_a_rank_that_has_told_nothing_of_its_values_begins_with_those_of_the_first(silent: int) -> None:
+    """It was started again before the first plan, and its script may have built anything."""
     plan = sharded_plan([[0, 1], [2, 3]], [1, 1])
-    models = {0: built(0, 2, "one"), 1: built(1, 2, "one"), 2: shards(2), 3: built(3, 2, "one")}
-    assert built_otherwise(models, plan) == []
+    models = {rank: shards(2) if rank == silent else built(rank, 2, "one") for rank in range(4)}
+    assert built_otherwise(models, plan) == [Move(0, 0, 2)]
 
 
 def test_who_keeps_its_shard_from_the_start_begins_with_the_values_of_those_who_train_it() -> None:
@@ -124,4 +127,4 @@ def test_who_keeps_its_shard_from_the_start_begins_with_the_values_of_those_who_
 
     chosen = [action.body.plan for action in done if isinstance(action, Record) and isinstance(action.body, PlanChosen)]
     assert [its.moves for its in chosen] == [(Move(0, 0, 4),)]
-    assert "note: rank 4 built other values than rank 0, with whose all begin" in "\n".join(text_of(done))
+    assert "note: rank 4 may have built other values than rank 0, with whose all begin" in "\n".join(text_of(done))
