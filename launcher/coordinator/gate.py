@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from itertools import zip_longest
 
 from msgspec.structs import replace
@@ -66,13 +66,15 @@ def difference_at_start(models: Mapping[Rank, ModelSpec]) -> tuple[str, str] | N
     return None
 
 
-def built_otherwise(models: Mapping[Rank, ModelSpec], plan: Plan) -> list[Move]:
+def built_otherwise(models: Mapping[Rank, ModelSpec], plan: Plan, had_work: Set[Rank] = frozenset()) -> list[Move]:
     """From the first rank with a layer to those with it whose script has built its own model with other values, or which have
-    not told theirs: they begin with that one's."""
-    its = {rank: model.values for rank, model in sorted(models.items()) if model.is_whole}
+    not told theirs: they begin with that one's. `had_work`: if any had, in the Job before, it is the first of these, as the
+    model may be the same; the others have what it was when they last had some, whatever they tell."""
+    order = [rank for rank in sorted(models, key=lambda rank: (rank not in had_work, rank)) if models[rank].is_whole]
+    its = {rank: models[rank].values if rank in had_work or not had_work else () for rank in order}
     moves = []
     for layer in range(plan.n_layers):
-        having = [rank for rank in its if layer in plan.holds.get(worker_of(rank), ())]
+        having = [rank for rank in order if layer in plan.holds.get(worker_of(rank), ())]
         alike = {rank for rank in having if its[rank] and its[rank][layer : layer + 1] == its[having[0]][layer : layer + 1]}
         moves += [Move(layer, worker_of(having[0]), worker_of(rank)) for rank in having[1:] if rank not in alike]
     return moves

@@ -108,7 +108,8 @@ def _if_all_joined(job: JobState) -> Actions:
     models = ranks.models
     if (difference := gate.model_difference(models)) is not None:
         return end(job, 1, difference, _SAME_MODEL)
-    if (given := gate.difference_at_start(models)) is not None:
+    newest = {rank: model for rank, model in models.items() if rank in ranks.had_work or not model.is_whole}
+    if (given := gate.difference_at_start(newest or models)) is not None:
         return end(job, 1, *given)
     job.recovery.joined_after_s = job.world.now - job.recovery.attempt_at
     if job.replicas:

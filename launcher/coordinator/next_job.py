@@ -12,6 +12,7 @@ from launcher.coordinator.actions import Record
 from launcher.coordinator.decision import Actions
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Replicas, Status
+from launcher.coordinator.workers import WORKERS
 from launcher.joblog.events import Note
 from launcher.joblog.wording import ranks_text
 from odyssey.plan.worker import Rank
@@ -47,6 +48,9 @@ def begin_if_all_made_it(job: JobState) -> bool:
     ranks.enter_all(ranks.of(RankState.AHEAD), RankState.MEMBER)
     ranks.enter_all(ranks.among(RankState.LOST, RankState.GONE, RankState.DONE, RankState.EXITED), RankState.ABSENT)
     ranks.forget_answers()
+    working = set() if job.plan is None else WORKERS.ranks(job.plan.holds)
+    for rank in world.alive:
+        ranks[rank].had_work = rank in working
     began_at = world.now if job.replicas is None else job.replicas.began_at
     has_own_loop = any(model.replicas for model in ranks.models.values())
     following = JobState(world, number=job.number + 1, replicas=Replicas(began_at) if has_own_loop else None)

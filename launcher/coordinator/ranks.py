@@ -76,6 +76,7 @@ class RankRecord:
     `process`: the number of its newest process, among all that the job has had. `model`: what that was given when it built
     the Job; None before. `is_counted`: its failure has been counted as a restart. `has_run`: its newest process has been in
     a generation that ran. `ran_from`: where the job stood when the first one began, None before any unit was final.
+    `had_work`: it had some when the Job before this one ended.
     `paused`, `ready`: what it has answered in this generation.
     """
 
@@ -85,6 +86,7 @@ class RankRecord:
     is_counted: bool = False
     has_run: bool = False
     ran_from: Position | None = None
+    had_work: bool = False
     paused: Paused | None = None
     ready: Ready | None = None
 
@@ -181,7 +183,7 @@ class Ranks:
             self.n_started += 1
             its.process = self.n_started
         if state in (R.STARTING, R.ABSENT):
-            its.model, its.is_counted, its.has_run, its.ran_from = None, False, False, None
+            its.model, its.is_counted, its.has_run, its.ran_from, its.had_work = None, False, False, None, False
         if state in ALIVE and not its.has_run:
             self._new.add(rank)
         else:
@@ -251,3 +253,8 @@ class Ranks:
         """What those were given that have built the Job and live."""
         found = ((rank, self.table[rank].model) for rank in self._alive)
         return {rank: model for rank, model in found if model is not None}
+
+    @property
+    def had_work(self) -> set[Rank]:
+        """Those that live and had some when the Job before ended."""
+        return {rank for rank in self._alive if self.table[rank].had_work}

@@ -279,10 +279,11 @@ def take(job: JobState, plan: Plan, reason: str) -> Actions:
     notes = list[Action]()
     if plan.state_from is StateFrom.SCRIPT:
         job.plan = None
-        if moves := gate.built_otherwise(ranks.models, plan):  # of those that are there: some may be yet to come
+        # It is of those that are there: some may be yet to come.
+        if moves := gate.built_otherwise(ranks.models, plan, ranks.had_work):
             plan = replace(plan, move_runs=move_runs(moves))
             others, firsts = WORKERS.ranks(move.target for move in moves), WORKERS.ranks(move.source for move in moves)
-            text = f"{ranks_text(others)} may have built other values than {ranks_text(firsts)}, with whose all begin"
+            text = f"{ranks_text(others)} may have other values than {ranks_text(firsts)}, with whose all begin"
             notes.append(Record(Note(text)))
     job.next_plan = plan
     job.status, recovery.chosen_at = Status.MOVING, job.world.now

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from launcher.coordinator.actions import Record, StartMeasure
 from launcher.coordinator.gate import built_otherwise
+from launcher.coordinator.state import Status
 from launcher.joblog.events import PlanChosen, Profiled, Proposed
 from odyssey.plan.moves import Move
 from odyssey.plan.plan import StateFrom
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.protocol.reports import Hello
 from strategies.situation import Candidate
-from tests.launcher.coordinator.talk import Talk, model, profile, text_of
+from tests.launcher.coordinator.talk import N_LAYERS, Talk, model, profile, text_of
 from tests.odyssey.plan.test_sharded import sharded_plan
 from tests.planning import sharded
 
@@ -127,4 +128,24 @@ def test_who_keeps_its_shard_from_the_start_begins_with_the_values_of_those_who_
 
     chosen = [action.body.plan for action in done if isinstance(action, Record) and isinstance(action.body, PlanChosen)]
     assert [its.moves for its in chosen] == [(Move(0, 0, 4),)]
-    assert "note: rank 4 may have built other values than rank 0, with whose all begin" in "\n".join(text_of(done))
+    assert "note: rank 4 may have other values than rank 0, with whose all begin" in "\n".join(text_of(done))
+
+
+def test_a_second_job_begins_with_what_those_have_that_had_work_in_the_first() -> None:
+    """Rank 0 stood by: its model is older, and its scheduler was never stepped, if the script goes on with both."""
+    talk = Talk()
+    talk.say("start 3")
+    for number, newest in enumerate([("one", "lr=1"), ("trained", "lr=0.5")], 1):
+        for rank in range(3):
+            value, rate = ("one", "lr=1") if rank == 0 else newest
+            its = replace(model(), n_shards=1, values=(value,) * N_LAYERS, optimizers=(f"SGD({rate})",))
+            talk.feed(Hello(rank, its, number))
+        talk.feed(Profiled(replace(profile(), n_shards=1), 0.1))
+        chosen = talk.say("plan 1:0-4 / 2:0-4 idle=0" if number == 1 else "plan 0:0-4 / 1:0-4 idle=2")
+        talk.say("ready 0 1 2")
+        talk.say("commit 0")
+        assert talk.state.status is Status.RUNNING
+        talk.say("finish 0 1 2 at=1")
+    plans = [event.body.plan for event in talk.log if isinstance(event.body, PlanChosen)]
+    assert [plan.moves for plan in plans] == [(), tuple(Move(layer, 1, 0) for layer in range(N_LAYERS))]
+    assert "rank 0 may have other values than rank 1, with whose all begin" in chosen
