@@ -33,8 +33,8 @@ def quick(names: Sequence[str], *also: str) -> list[Any]:
 
 def options(tmp_path: Path, *arguments: str, **given: Any) -> RunOptions:
     (tmp_path / "out").mkdir(exist_ok=True)
-    given = {"n_ranks_per_node": N_RANKS, "log_dir": tmp_path / "logs", "capture_output": True} | given
-    return RunOptions(script=SCRIPT, arguments=(str(tmp_path / "out"), *arguments), **given)
+    given = {"script": SCRIPT, "n_ranks_per_node": N_RANKS, "log_dir": tmp_path / "logs", "capture_output": True} | given
+    return RunOptions(arguments=(str(tmp_path / "out"), *arguments), **given)
 
 
 def assert_exact(ran: Ran, tmp_path: Path, variant: str, lost: Collection[int] = (), n_ranks: int = N_RANKS) -> None:
@@ -85,7 +85,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     return replace(measured, cluster=replace(measured.cluster, cores=None))
 
 
-def taken_in_behind(step: int, variant: str, kill: str, profile: Profile, tmp_path: Path) -> Ran:
+def taken_in_behind(step: int, variant: str, kill: str, profile: Profile, tmp_path: Path, script: str = SCRIPT) -> Ran:
     """A job in which a rank is lost and comes back: all wait behind the step until it is about to be taken in."""
     profiles.write(profile, tmp_path / "profile.json")
     held = Held(tmp_path / "held", step)
@@ -95,7 +95,7 @@ def taken_in_behind(step: int, variant: str, kill: str, profile: Profile, tmp_pa
             held.release()
 
     try:
-        given = {"max_restarts": 3, "strategy": "reroute", "profile": tmp_path / "profile.json"}
+        given = {"script": script, "max_restarts": 3, "strategy": "reroute", "profile": tmp_path / "profile.json"}
         return Ran(options(tmp_path, variant, *held.arguments, kill, **given), watch)
     finally:
         held.release()
@@ -132,6 +132,18 @@ def test_what_a_local_variable_has_put_back_on_a_rank_that_comes_back_has_all_st
     assert_exact(ran, tmp_path, "swapped")
     (restart,) = ran.all(Restarting)
     assert "rank 1 has other parameters than rank 0" in restart.reason and "belongs into extra" in restart.reason
+
+
+def test_the_loop_of_the_page_saves_the_best_though_a_rank_comes_back_where_it_is_found(
+    profile: Profile, tmp_path: Path
+) -> None:
+    """It comes back with the best loss that it is about to find."""
+    script = str(ROOT / "tests" / "jobs" / "best_of_page.py")
+    ran = taken_in_behind(6, "average", "1:3:loop", profile, tmp_path, script)
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    ran.assert_replays()
+    assert len(ran.all(GenerationStarted)) == 3
+    assert [path.name for path in (tmp_path / "out" / "best").glob("step-*")] == ["step-000010"]
 
 
 def test_an_average_that_is_evaluated_is_that_of_the_others_on_a_spare(tmp_path: Path) -> None:
