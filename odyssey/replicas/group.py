@@ -189,6 +189,10 @@ class ReplicaGroup(ScriptGroup):
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        """One after the other; `outputs` has a list of all for each rank."""
+        return [self.allgather([list(each)], [own]) for *each, own in zip(*outputs, inputs, strict=True)][-1]
+
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
         """What each rank has, in its place, on the root."""
         self._replica.gathers()
@@ -336,8 +340,8 @@ for _name in (
     *("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
     *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
     *("broadcast", "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced"),
-    *("all_gather_single_coalesced", "gather", "scatter", "barrier", "monitored_barrier", "send", "recv", "recv_anysource"),
-    *("alltoall", "alltoall_base", "all_to_all_single"),
+    *("all_gather_single_coalesced", "allgather_coalesced", "gather", "scatter", "barrier", "monitored_barrier"),
+    *("send", "recv", "recv_anysource", "alltoall", "alltoall_base", "all_to_all_single"),
 ):
     setattr(ReplicaGroup, _name, in_its_thread(_name, getattr(ReplicaGroup, _name)))
 

@@ -71,6 +71,21 @@ def _wait_for_several() -> None:
     torch._C._collect_all = collecting(torch._C._collect_all)  # type: ignore[assignment]
 
 
+def _gather_by_the_group() -> Any:
+    """Have this operator gather by its group: torch's asks for a backend of that, and ours has none. It does so for as long as
+    what this gives lives."""
+    import torch
+
+    ops = torch.ops._c10d_functional
+
+    def gathered(tensor: Any, n_ranks: int, group: Any, *, out: Any) -> Any:
+        return out.copy_(ops.wait_tensor(ops.all_gather_into_tensor(tensor, n_ranks, group)).view_as(out))
+
+    library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("all_gather_into_tensor_out", gathered, "CPU")  # type: ignore[no-untyped-call]
+    return library
+
+
 class _Made:
     """The groups of this rank, and the replica that all of ours share."""
 
@@ -80,6 +95,8 @@ class _Made:
         self._before: Any = None
         """The session of groups that the script has let go of."""
         self._groups: list[Any] = []
+        self._operators: Any = None
+        """What stands in the place of torch's, for as long as this lives."""
         self._thread = 0
         """In which the script made its first group."""
         self._n_at_first = int(os.environ.get("WORLD_SIZE", "0"))
@@ -108,6 +125,7 @@ class _Made:
                 report_uncaught_errors()
                 _leave_out_of_graphs()
                 _wait_for_several()
+                self._operators = _gather_by_the_group()
             self._thread = threading.get_ident()
             self._replica = Replica(self._connection, self._n_at_first, self._renumber, self._before)
             self._replica.not_carried = self._not_carried

@@ -90,6 +90,13 @@ def all_gather_into_tensor(n: int) -> torch.Tensor:
     return found.view(n, 2)
 
 
+def all_gather_coalesced(n: int) -> torch.Tensor:
+    found = [[torch.zeros(2, dtype=torch.float64), torch.zeros(1, 2, dtype=torch.float64)] for _ in range(n)]
+    dist.all_gather_coalesced(found, [own(ME), own(ME).view(1, 2)])
+    assert all(torch.equal(flat, row[0]) for flat, row in found)
+    return torch.stack([flat for flat, _ in found])
+
+
 def gather(n: int) -> torch.Tensor | None:
     found = [torch.zeros(2, dtype=torch.float64) for _ in range(n)] if dist.get_rank() == 0 else None
     dist.gather(own(ME), found, dst=0)
@@ -152,6 +159,7 @@ COLLECTIVES: dict[str, tuple[Callable[[int], torch.Tensor | None], Callable[[Ran
     "broadcast": (broadcast, first),
     "all_gather": (all_gather, gathered),
     "all_gather_into_tensor": (all_gather_into_tensor, gathered),
+    "all_gather_coalesced": (all_gather_coalesced, gathered),
     "gather": (gather, gathered),
     "scatter": (scatter, scattered),
     "broadcast_object_list": (broadcast_object_list, first),

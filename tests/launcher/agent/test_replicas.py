@@ -24,7 +24,8 @@ N_RANKS = 4
 VARIANTS = ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function", "scaler", "compiled")
 COLLECTIVES = (
     *("all_reduce", "all_reduce_max", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "all_gather"),
-    *("all_gather_into_tensor", "gather", "scatter", "broadcast_object_list", "scatter_object_list", "barrier"),
+    *("all_gather_into_tensor", "all_gather_coalesced", "gather", "scatter"),
+    *("broadcast_object_list", "scatter_object_list", "barrier"),
 )
 POINTS = (
     "before_forward",

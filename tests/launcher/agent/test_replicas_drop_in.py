@@ -164,6 +164,14 @@ assert given == [10 + rank]
 exchanged = torch.zeros(n)
 dist.all_to_all_single(exchanged, torch.full((n,), float(rank)))
 assert exchanged.tolist() == [0.0, 1.0, 2.0]
+lists = [[torch.zeros(2), torch.zeros(1, 2)] for _ in range(n)]
+dist.all_gather_coalesced(lists, [torch.full((2,), float(rank)), torch.full((1, 2), 10.0 * rank)])
+assert [[each.flatten().tolist() for each in its] for its in lists] == [[[of] * 2, [10 * of] * 2] for of in range(n)]
+ops, name, own, gathered = torch.ops._c10d_functional, dist.group.WORLD.group_name, torch.full((1,), rank + 1.0), torch.zeros(n)
+assert ops.wait_tensor(ops.all_gather_into_tensor_out(own, n, name, out=gathered)) is gathered
+assert gathered.tolist() == [1.0, 2.0, 3.0]
+assert ops.wait_tensor(ops.reduce_scatter_tensor_out(gathered, "sum", n, name, out=own)) is own
+assert own.item() == n * (rank + 1)
 mesh = init_device_mesh("cpu", (n,))
 scattered = DTensor.from_local(torch.arange(float(n)), mesh, [Partial()]).redistribute(mesh, [Shard(0)])
 assert scattered.to_local().tolist() == [float(n * rank)]
