@@ -39,7 +39,7 @@ from odyssey.runtime.tally import Tally
 
 
 class Drawn(Cut):
-    """A layer that drew nothing when it was measured does so now, under a plan that cuts micro-batches.
+    """A layer or the loss, which drew nothing when it was measured, does so now, under a plan that cuts micro-batches.
     The numbers would be others than in whole ones. This rank does not end the step; all do it again under a plan that cuts
     none."""
 
@@ -158,9 +158,11 @@ class Computation:
                 case "W":
                     self._weight_gradient(op, attempt)
 
-    def seed(self, step: int, micro_batch: int, layer: int) -> None:
-        """What the script's code draws from now on depends on these and on the job's seed alone."""
-        self._generators.seed(layer_seed(self.job_spec.seed, step, micro_batch, layer))
+    def seed(self, step: int, micro_batch: int, layer: int) -> int:
+        """What the script's code draws from now on depends on these and on the job's seed alone. Gives the generators' seed."""
+        number = layer_seed(self.job_spec.seed, step, micro_batch, layer)
+        self._generators.seed(number)
+        return number
 
     def step(self, step: int) -> None:
         """Step all optimizers, then the schedulers.
@@ -199,10 +201,14 @@ class Computation:
                     pieces.append(Piece(range(first, layer), leaves, flatten(value, layer - 1)))
                     first, value = layer, detached(value)
                     leaves = pytree.tree_leaves(value)
-                self.seed(attempt.step, plan.samples.number(op.micro_batch), 0 if plan.is_sharded else layer)
-                value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
+                seed = self.seed(attempt.step, plan.samples.number(op.micro_batch), 0 if plan.is_sharded else layer)
+                value = self._call(layer, value)
+                if plan.is_cut:
+                    self._check_undrawn(seed, f"layer {self.model.specs[layer].name}")
             if plan.is_last(op.micro_batch, op.stage):
                 loss, metrics = self.loss(value, target)
+                if plan.is_cut:
+                    self._check_undrawn(seed, "the loss")
                 if counts and stage.stop - 1 not in plan.samples.summed(op.micro_batch):
                     attempt.tally.count(plan.samples.positions(op.micro_batch), loss, metrics, weight)
                 outputs = [loss]
@@ -232,13 +238,10 @@ class Computation:
         with self._approximately.passing(self.model.layers[layer]):
             return self.model.call(layer, value)
 
-    def _call_undrawn(self, layer: int, value: Any) -> Any:
-        """Run a layer in a micro-batch that may be cut. Raises Drawn if it draws random numbers all the same."""
-        before = self._generators.torch_states()
-        value = self._call(layer, value)
-        if not all(map(torch.equal, before, self._generators.torch_states())):
-            raise Drawn(f"layer {self.model.specs[layer].name} draws random numbers")
-        return value
+    def _check_undrawn(self, seed: int, what: str) -> None:
+        """Raise Drawn if there was anything drawn since the generators were seeded, in a micro-batch that may be cut."""
+        if self._generators.have_drawn(seed):
+            raise Drawn(f"{what} draws random numbers")
 
     def _backward(self, op: Compute, attempt: Attempt) -> None:
         live = attempt.live[op.stage, op.micro_batch]

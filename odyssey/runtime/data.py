@@ -276,7 +276,6 @@ def draws_random_numbers(data: Dataset, sample_ids: Sequence[int]) -> bool:
             raise _another_each_time(first)
         if generators.have_drawn(0):
             return True
-        fresh = generators.states()
         for sample_id in others:
             if time.monotonic() > until_s:
                 break
@@ -284,7 +283,7 @@ def draws_random_numbers(data: Dataset, sample_ids: Sequence[int]) -> bool:
                 generators.seeded(0, data, sample_id)
             except Exception:  # it is told of where the sample is used, if it is
                 continue
-            if not generators.are_at(fresh):
+            if generators.have_drawn(0):
                 return True
     return False
 
