@@ -157,6 +157,7 @@ class ScriptModel(Model):
         if changed := [name for name in strides if strides[name] != self._strides[name]]:
             what = f"{changed[0].removeprefix(full_name(self.own, 'model.'))} lies in memory otherwise than when the job began"
             raise JobError(what, "call model.to(memory_format=...) before the first step")
+        _check_hooks(self._given)
         self.statistics.begin()
         self.loss_scale.begin()
 
@@ -248,6 +249,14 @@ class ScriptModel(Model):
 _A_MEAN = "return a scalar tensor, the mean over the micro-batch's samples"
 
 
+def _check_hooks(model: nn.Module) -> None:
+    """Raises JobError for a hook that sees what a rank has summed up to then: how much that is changes with the ranks."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter._post_accumulate_grad_hooks:
+            what = f"parameter {name} has a hook behind the sum of its gradient, called for each micro-batch of a rank"
+            raise JobError(what, "change gradients with parameter.register_hook, which sees those of one micro-batch each time")
+
+
 def _check(model: nn.Module, optimizer: Optimizer, scheduler: Any, extra: Sequence[Stateful]) -> torch.device:
     """The device of all that is trained."""
     if not isinstance(model, nn.Module):
@@ -257,6 +266,7 @@ def _check(model: nn.Module, optimizer: Optimizer, scheduler: Any, extra: Sequen
             f"model is wrapped in {type(model).__name__}", "give the module within, and let loss(batch) call that: Odyssey sums"
         )
     check_state(model, "model")
+    _check_hooks(model)
     named = dict(model.named_parameters())
     devices = {tensor.device for tensor in (*named.values(), *model.buffers())}
     if len(devices) != 1:

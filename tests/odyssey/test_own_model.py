@@ -484,6 +484,31 @@ def test_what_cannot_be_trained_is_refused_by_name(changes, what):
     assert raised.value.help
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_hook_that_changes_what_a_rank_has_summed_is_refused(is_begun):
+    """One rank may have two micro-batches to sum, where two ranks had one each."""
+    net = nn.Linear(2, 1)
+    net.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    net.bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([net.weight], 0.1)
+
+    def train():
+        run = odyssey.resilient(net, optimizer, lambda x: net(x).sum(), [torch.ones(2)] * 4, global_batch=4, micro_batch=2)
+        for _ in run.steps(2):
+            register()
+
+    def shrink(parameter):
+        parameter.grad.mul_(0.1)
+
+    def register():
+        net.weight.register_post_accumulate_grad_hook(shrink)
+
+    if not is_begun:
+        register()
+    with pytest.raises(JobError, match="parameter weight has a hook behind the sum of its gradient"):
+        train()
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
