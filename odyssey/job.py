@@ -25,6 +25,7 @@ from torch import nn
 from odyssey import joining
 from odyssey.checkpoints import checkpoint, parts
 from odyssey.errors import JobError, NonFiniteLoss
+from odyssey.model import draws
 from odyssey.model.blueprint import LayerFactory
 from odyssey.model.given import Loss, Metric, OptimizerFactory, SchedulerFactory, Weight, check_autocast
 from odyssey.model.loss_scale import ScalersScale
@@ -36,7 +37,6 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from odyssey.protocol import link
 from odyssey.protocol.units import NOTHING, UNUSABLE
-from odyssey.runtime import draws
 from odyssey.runtime.agreed_numbers import N_RATE, rate_of
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches

@@ -1,6 +1,7 @@
 """The layers that a rank holds, and their state.
 
-model.py        all layers, those that are here and those that are not; blueprint.py: what the script builds them by
+model.py        all layers, those that are here and those that are not; blueprint.py: what the script builds them by,
+                draws.py: and the generators that it draws from
 slots.py        where modules keep parameters and buffers
 script_model.py one that the script has built, which every rank holds whole; statistics.py: of its BatchNorms;
                 attributes.py: what its loop sets on modules; other_values.py: what is in the place of its own

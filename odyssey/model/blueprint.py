@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from odyssey.errors import JobError
+from odyssey.model.draws import apart
 
 LayerFactory = Callable[[], nn.Module]
 
@@ -15,18 +16,19 @@ META = torch.device("meta")
 
 
 class Blueprint:
-    """`build()` under `seed` gives the layers."""
+    """`build()` under `seed` gives the layers. It may draw by generators of torch, on `device` too, of Python and numpy."""
 
-    def __init__(self, build: Callable[[], Sequence[nn.Module | LayerFactory]], seed: int) -> None:
+    def __init__(self, build: Callable[[], Sequence[nn.Module | LayerFactory]], seed: int, device: torch.device) -> None:
         self._build = build
         self._seed = seed
+        self._device = device
         self.factories: dict[int, LayerFactory] = {}
         """By layer number, where it is a function."""
 
     def skeletons(self) -> list[nn.Module]:
         """Build all layers, those of functions without tensors. Raises JobError for what are no layers."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed)
+        with apart(self._device) as generators:
+            generators.seed(self._seed)
             layers = self._build()
         if not isinstance(layers, Iterable) or isinstance(layers, Mapping | torch.Tensor | str):
             what = f"layers() returned a {type(layers).__name__}" if layers is not None else "layers() returned nothing"
@@ -46,10 +48,10 @@ class Blueprint:
             raise JobError(what, "return modules, or functions that build one")
         self.factories[index] = layer
         with META:
-            return layer()
+            return self.layer(index)
 
     def layer(self, index: int) -> nn.Module:
-        """Call a layer's function: every rank that does has the same values."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed + index)
+        """Call a layer's function: every rank that does has the same values, and the same of what never moves."""
+        with apart(self._device) as generators:
+            generators.seed(self._seed + index)
             return self.factories[index]()

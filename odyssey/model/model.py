@@ -88,7 +88,7 @@ class Model:
         seed: int,
     ) -> None:
         """`build()` under `seed` gives the layers: modules, or functions that make one and are called only where it is held."""
-        self._blueprint = Blueprint(build, seed)
+        self._blueprint = Blueprint(build, seed, device)
         self.layers = self._blueprint.skeletons()
         for i, layer in enumerate(self.layers):
             check_state(layer, f"layers()[{i}]")
@@ -203,9 +203,8 @@ class Model:
         other = copy.copy(self)
         other.layers, other.held, other.shards = list(self.layers), frozenset(), {}
         for i in wanted:
-            with torch.random.fork_rng(devices=[]):
-                # What a function builds may contain what others contain, too.
-                layer = self._blueprint.factories[i]() if i in self._blueprint.factories else self.layers[i]
+            # What a function builds may contain what others contain, too.
+            layer = self._blueprint.layer(i) if i in self._blueprint.factories else self.layers[i]
             parameters = {id(p): parameter_like(p, p.detach().clone()) for p in layer.parameters()}
             layer = copy.deepcopy(layer, parameters)
             other.layers[i] = layer.to(self.device)

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from odyssey.model import draws
 from odyssey.model.given import with_metrics
-from odyssey.runtime import draws
 from odyssey.runtime.boundary import flatten
 from odyssey.runtime.handed_out import anew
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 
 from odyssey import own_process
+from odyssey.model import draws
 from odyssey.model.model import Model
 from odyssey.model.packing import digest
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Worker
 from odyssey.protocol.model_spec import Boundary
 from odyssey.protocol.reports import Trial
-from odyssey.runtime import draws
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups

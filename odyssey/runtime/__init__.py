@@ -24,7 +24,7 @@ metrics.py    what is told of the samples beside the loss; agreed_numbers.py: wh
 transfer.py   layers on their way between ranks; peer_memory.py: read where they lie, on one host;
               neighbour_memory.py: whose
 evaluation.py, run_once.py: what is run instead of a step
-job_spec.py   what the script asked for; draws.py: the generators that a script draws from
+job_spec.py   what the script asked for
 proof.py      what a rank shows before it goes on; comparison.py: and once more, when its script has gone on with what came
 heartbeat.py  for loops of one's own; script_group.py: what such a script has in the place of a group of torch's
 """

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from odyssey.model.draws import Generators
 from odyssey.model.given import check_unchanged, seen_of
 from odyssey.model.model import Model
 from odyssey.plan.plan import Compute, Plan
@@ -27,7 +28,6 @@ from odyssey.runtime.boundary import Expectation, Expectations, detached, flatte
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import layer_seed
-from odyssey.runtime.draws import Generators
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import backward, sparing
 from odyssey.runtime.groups import Groups

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from odyssey.errors import JobError
+from odyssey.model import draws
 from odyssey.model.packing import digest
-from odyssey.runtime import draws
 from odyssey.runtime.sampler import Sampler
 from odyssey.runtime.snapshots import Snapshots
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch.utils.data._utils import worker as torch_worker
 
 from odyssey.errors import JobError
+from odyssey.model import draws
 from odyssey.model.packing import digest
-from odyssey.runtime import draws
 from odyssey.runtime.data import Collate
 from odyssey.runtime.snapshots import MAX_STATE_BYTES
 from odyssey.runtime.streams import Order, Split, Splits, Stream

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import torch
 
 from odyssey.errors import OdysseyError
+from odyssey.model import draws
 from odyssey.model.model import Model
 from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.rest import Rest, Summed, kept_layers
@@ -16,7 +17,7 @@ from odyssey.protocol.model_spec import Boundary, ModelSpec
 from odyssey.protocol.orders import Measure
 from odyssey.protocol.reports import Measured, OpTimes, Ready, Report
 from odyssey.protocol.units import STEPS, Position
-from odyssey.runtime import comparison, draws, proof
+from odyssey.runtime import comparison, proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
 from odyssey.runtime.cut import Cut

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from odyssey.errors import JobError
-from odyssey.runtime import draws
+from odyssey.model import draws
 
 
 class Sampler:

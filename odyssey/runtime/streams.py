@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from odyssey.errors import JobError
-from odyssey.runtime import draws
+from odyssey.model import draws
 from odyssey.runtime.data import Collate, collate_seed, layer_seed
 from odyssey.runtime.handed_out import HandedOut
 from odyssey.runtime.snapshots import MAX_STATE_BYTES, Snapshot, Snapshots, is_due, iterator_from, state_of

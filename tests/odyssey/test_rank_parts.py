@@ -9,6 +9,7 @@ from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -406,6 +407,31 @@ def test_what_functions_draw_to_build_layers_is_not_taken_from_the_scripts_gener
     drawn = random.getstate()
     layers.take_on(plan, me, SimpleNamespace(needs=SimpleNamespace(movers=())))
     assert layers.held == {0} and random.getstate() == drawn
+
+
+class Permuted(torch.nn.Linear):
+    """With attributes that numpy and Python have drawn."""
+
+    def __init__(self):
+        super().__init__(100, 100)
+        self.order = numpy.random.permutation(100)
+        self.factors = torch.tensor([random.random() for _ in range(100)])
+
+    def forward(self, x):
+        return super().forward(x[:, self.order] * self.factors)
+
+
+def test_a_layer_is_built_alike_everywhere_whatever_it_draws_from():
+    source, target = (Model(lambda: [Permuted, Permuted], make_optimizer, None, CPU, 7) for _ in range(2))
+    source.hold_built((0, 1))
+    target.hold_built((1,))
+    drawn = random.getstate(), digest(numpy.random.get_state()[1])
+    target.adopt(0, moved(source.export(0)))
+    assert (random.getstate(), digest(numpy.random.get_state()[1])) == drawn
+    x = torch.arange(100.0).view(1, 100)
+    for number in (0, 1):
+        assert torch.equal(target.call(number, x), source.call(number, x))
+    assert not torch.equal(target.layers[0].factors, target.layers[1].factors)
 
 
 class Twice(torch.nn.Module):
