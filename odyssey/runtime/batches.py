@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from odyssey.errors import JobError
-from odyssey.model import packing
-from odyssey.runtime import draws
+from odyssey.model import draws, packing
 from odyssey.runtime.data import (
     Collate,
     Data,
