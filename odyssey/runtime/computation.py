@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from odyssey.errors import JobError
 from odyssey.model.draws import Generators
 from odyssey.model.given import check_unchanged, seen_of
 from odyssey.model.model import Model
@@ -142,11 +143,14 @@ class Computation:
     # -- computation ---------------------------------------------------------------------------------------------------
 
     def compute(self, op: Compute, attempt: Attempt) -> None:
-        """Run `op`, and put what it gives where the ops behind it look."""
+        """Run `op`, and put what it gives where the ops behind it look. Raises JobError if a backward draws random numbers:
+        they would depend on what this rank has computed before, so on the plan. With one layer that is always its forward."""
         plan = attempt.plan
         layers = plan.layer_range(op.micro_batch, op.stage)
         is_as_profiled = self._approximately is None and plan.samples.summed(op.micro_batch).isdisjoint(layers.layers)
         n_samples = plan.samples.n_of(op.micro_batch)
+        may_draw = op.kind == "F" or plan.is_sharded or plan.n_layers == 1
+        before = [] if may_draw else self._generators.torch_states()
         with self.clock.measure(op.kind, layers.first, layers.stop, n_samples) if is_as_profiled else nullcontext():
             match op.kind:
                 case "F":
@@ -157,6 +161,10 @@ class Computation:
                     self._input_gradient(op, attempt)
                 case "W":
                     self._weight_gradient(op, attempt)
+        if before and not all(map(torch.equal, before, self._generators.torch_states())):
+            first, last = (self.model.specs[layer].name for layer in (layers.first, layers.stop - 1))
+            what = f"a backward of layers {first} to {last} draws random numbers, which would be others under another plan"
+            raise JobError(what, "draw them in forward, and let the hook or the autograd.Function keep them for the backward")
 
     def seed(self, step: int, micro_batch: int, layer: int) -> int:
         """What the script's code draws from now on depends on these and on the job's seed alone. Gives the generators' seed."""

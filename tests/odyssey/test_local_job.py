@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import odyssey
 from odyssey.errors import JobError, NonFiniteLoss
@@ -244,6 +245,50 @@ def test_what_torch_itself_keeps_parameters_in_is_trained():
 def test_what_cannot_be_trained_is_said_at_once(change, message):
     with pytest.raises(JobError, match=message):
         odyssey.Job(**arguments("mlp", **change))
+
+
+class Noisy(torch.nn.Linear):
+    """With noise on the gradient of its output."""
+
+    def __init__(self, *, is_drawn_in_forward=False):
+        super().__init__(16, 16, dtype=torch.float64)
+        self.is_drawn_in_forward = is_drawn_in_forward
+
+    def forward(self, x):
+        output = super().forward(x)
+        noise = torch.randn_like(output) if self.is_drawn_in_forward else None
+        output.register_hook(lambda gradient: gradient + (torch.randn_like(gradient) if noise is None else noise))
+        return output
+
+
+def test_a_layer_that_draws_in_its_backward_is_refused():
+    """Where layers are divided otherwise, other forwards come before it."""
+    job = odyssey.Job(**arguments("mlp", layers=lambda: [torch.nn.Identity(), Noisy()]))
+    with pytest.raises(JobError, match=r"a backward of layers 0\.Identity to 1\.Noisy draws random numbers") as refused:
+        list(job.steps(1))
+    assert "draw them in forward" in refused.value.help
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(16, 16, dtype=torch.float64), torch.nn.Dropout(0.5))
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: [torch.nn.Identity(), Noisy(is_drawn_in_forward=True)],
+        lambda: [torch.nn.Identity(), Checkpointed()],
+        lambda: [Noisy()],
+    ],
+    ids=["drawn in forward", "drawn again as it was", "drawn behind the same forward always"],
+)
+def test_what_is_drawn_alike_under_all_plans_is_taken(layers):
+    assert len(list(odyssey.Job(**arguments("mlp", layers=layers)).steps(2))) == 2
 
 
 class Changing(torch.nn.Linear):
