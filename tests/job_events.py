@@ -23,7 +23,7 @@ from odyssey.plan.plan import Plan, Reduction, Route
 from odyssey.plan.proof import prove
 from odyssey.protocol.model_spec import LayerSpec, ModelSpec
 from odyssey.protocol.reports import Committed, Hello, Paused, Ready
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import Position, Result
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from perfmodel.profile.spread import Spread
 from strategies.situation import Candidate
@@ -87,7 +87,7 @@ def candidates() -> tuple[Candidate, ...]:
 
 
 def committed(step: int, time: float, generation: int = 1, loss: float = 3.0) -> Event:
-    body = Committed(0, generation, Result((step, 0), "step", (loss, 1.0)), 32, 0.05, 40)
+    body = Committed(0, generation, Result(Position(step, 0), "step", (loss, 1.0)), 32, 0.05, 40)
     return Event(time, generation, "rank 0", body)
 
 
@@ -103,15 +103,15 @@ def job() -> list[Event]:
     events += [agent(1.0 + 0.1 * r, 0, Hello(r, spec)) for r in range(4)]
     events.append(agent(1.6, 0, Profiled(profile(), 0.2)))
     events.append(agent(1.7, 1, PlanChosen(plan(1, None, START_ESTIMATE), "the start", ())))
-    events += [agent(1.8, 1, Ready(r, 1, (0, 0), (), (), 32, 0.01, 0.0, 0)) for r in range(4)]
+    events += [agent(1.8, 1, Ready(r, 1, Position(0, 0), (), (), 32, 0.01, 0.0, 0)) for r in range(4)]
     events.append(agent(1.9, 1, GenerationStarted(None, None, None, 0.01, 0.0, None)))
     events += [committed(k, START + 2 + 0.05 * k, loss=4 - 0.05 * k) for k in range(20)]
     events.append(agent(2.98, 1, RankLost(3, Cause(CauseKind.SIGNAL, "SIGKILL"), True)))
     events.append(agent(2.98, 2, Pausing((3,), "rank 3 lost: SIGKILL")))
-    events += [agent(2.99, 2, Paused(r, 2, (20, 0), "compute", ())) for r in range(3)]
+    events += [agent(2.99, 2, Paused(r, 2, Position(20, 0), "compute", ())) for r in range(3)]
     events.append(agent(2.995, 2, Proposed(candidates(), 3600.0, "--mtbf", 0.004, False)))
     events.append(agent(3.0, 2, PlanChosen(plan(2, 3), "best of 2 candidates", ())))
-    events += [agent(3.06, 2, Ready(r, 2, (20, 0), (), (), 32, 0.06, 0.0, 0)) for r in range(3)]
+    events += [agent(3.06, 2, Ready(r, 2, Position(20, 0), (), (), 32, 0.06, 0.0, 0)) for r in range(3)]
     events.append(agent(3.07, 2, GenerationStarted(0.002, 0.011, 0.004, 0.061, 0.010, 0.088)))
     events += [committed(k, START + 3.13 + 0.06 * (k - 20), 2, 4 - 0.05 * k) for k in range(20, 40)]
     events.append(agent(4.4, 2, JobEnded(0, "all ranks finished", "")))

@@ -27,7 +27,7 @@ from odyssey.protocol.frames import Deframer, frame
 from odyssey.protocol.model_spec import Boundary
 from odyssey.protocol.orders import Command, Drain, Follow, Go, Measure, Pause, Ping, Prepare
 from odyssey.protocol.reports import Committed, Finished, Hello, Measured, Offered, Paused, Pong, Ready, Report
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import Result, position_after
 from odyssey.zygote import protocol
 from perfmodel.profile.merge import merge
 from perfmodel.profile.profile import Profile
@@ -234,7 +234,7 @@ class MiniAgent:
         alive = tuple(sorted(held)) if self.plan is not None else tuple(range(self._n_ranks))
         return Situation(
             generation=self.generation if self.plan is not None else 1,
-            step=self.results[-1].position[0] + 1 if self.results else 0,
+            step=position_after(self.results[-1])[0] if self.results else 0,
             plan=self.plan,
             alive=alive,
             lost=tuple(rank for rank in range(self._n_ranks) if rank not in alive),

@@ -30,7 +30,7 @@ from examples import demo
 from launcher.joblog.events import Body, Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, RankStarted
 from odyssey.plan.estimate import Estimate, Transition
 from odyssey.protocol.reports import Committed, Paused
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import Position, Result
 from tests import ROOT, job_events
 from tests.launchers import free_port
 
@@ -42,7 +42,7 @@ def at(time: float, body: Body, generation: int = 1) -> Event:
 
 
 def committed(step: int, rank: int = 0, unit_s: float = 0.1) -> Committed:
-    return Committed(rank, 1, Result((step, 0), "step", (2.0, 1.0)), 32, unit_s)
+    return Committed(rank, 1, Result(Position(step, 0), "step", (2.0, 1.0)), 32, unit_s)
 
 
 def estimate(step_s: float, moves_s: float = 0.0) -> Estimate:
@@ -60,7 +60,7 @@ def a_job_that_loses_rank_3() -> list[Event]:
         *[at(10.1 + step * 0.1, committed(step)) for step in range(9)],
         at(11.05, RankLost(3, Cause(CauseKind.SIGNAL, "SIGKILL"), True), 1),
         at(11.06, committed(9)),
-        *[at(11.07 + rank / 100, Paused(rank, 2, (10, 0), "compute", (0,)), 2) for rank in range(3)],
+        *[at(11.07 + rank / 100, Paused(rank, 2, Position(10, 0), "compute", (0,)), 2) for rank in range(3)],
         at(11.1, PlanChosen(second, "best objective", ()), 2),
         at(11.2, GenerationStarted(0.01, 0.04, 0.01, 0.05, 0.03, 0.16), 2),
         *[at(11.4 + i * 0.2, committed(10 + i), 2) for i in range(6)],

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from benchmarks import report
 from launcher.joblog.events import Event
 from odyssey.protocol.reports import Committed
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import Position, Result
 from tests import ROOT
 from tests.soak import draw, parts, sequences, verdict, worlds
 from tests.soak.case import Agents, Case, Fault, PointFault, Recipe, Slow, logs_of
@@ -179,8 +179,8 @@ def test_a_step_that_was_saved_before_the_agent_heard_of_it_is_behind_the_next_s
     def log(*results: Result) -> list[Event]:
         return [Event(0.0, 1, "rank 0", Committed(0, 1, result, 8, 0.1)) for result in results]
 
-    before = log(Result((0, 1), "step", (0.5,)), Result((1, 1), "step", (0.4,)))
-    after = log(Result((0, 0), "resume", (4.0,)), Result((4, 1), "step", (0.3,)))
+    before = log(Result(Position(0, 1), "step", (0.5,)), Result(Position(1, 1), "step", (0.4,)))
+    after = log(Result(Position(0, 0), "resume", (4.0,)), Result(Position(4, 1), "step", (0.3,)))
     starts = [Start(Case(0, "2x2", 4), tmp_path, number) for number in range(2)]
     starts[0].is_killed = is_killed
     assert verdict._saved_unseen(starts, [before, after]) == unseen

@@ -154,7 +154,7 @@ def _trains(job: JobState, body: Paused) -> bool:
 
 
 def _is_final(job: JobState, position: Position) -> bool:
-    return bool(job.results) and position < position_after(job.results[-1])
+    return bool(job.results) and position.is_before(position_after(job.results[-1]))
 
 
 def _judged(job: JobState) -> tuple[RankEnd, Restart | GiveUp]:

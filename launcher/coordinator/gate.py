@@ -16,7 +16,7 @@ from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank, ranks_of, worker_of
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.protocol.reports import Paused, Ready, WholeGroup
-from odyssey.protocol.units import Position, Result, position_after
+from odyssey.protocol.units import FIRST, Position, Result, position_after
 
 
 def model_difference(models: Mapping[Rank, ModelSpec]) -> str | None:
@@ -104,16 +104,16 @@ def roll_forward_problem(
     if not holders:
         return None
     end = final_position(paused, results)
-    newest = results[-1].position if results else None  # where a load goes back, it is behind the end
+    newest = results[-1].position if results else None
     for rank, report in sorted(holders.items()):
         at = report.position
         if at == newest and report.phase != "contributed" and rank not in handed:
-            return f"rank {rank} has not contributed to {_at(at)}, which others report as final ({report.phase})"
+            return f"rank {rank} has not contributed to {at.in_words}, which others report as final ({report.phase})"
         if at in (end, newest):
             continue
-        if at > end:
-            return f"rank {rank} is at {_at(at)}, but no result before {_at(at)} was reported"
-        return f"rank {rank} is at {_at(at)}, more than one call behind {_at(end)}"
+        if end.is_before(at):
+            return f"rank {rank} is at {at.in_words}, but no result before {at.in_words} was reported"
+        return f"rank {rank} is at {at.in_words}, more than one call behind {end.in_words}"
     return None
 
 
@@ -131,7 +131,7 @@ def final_position(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -
     """Behind the newest result; where there is none yet, where the ranks are."""
     if results:
         return position_after(results[-1])
-    return max((report.position for report in paused.values()), default=(0, 0))
+    return max((report.position for report in paused.values()), default=FIRST)
 
 
 def whole_groups(paused: Mapping[Rank, Paused]) -> dict[str, SumOver]:
@@ -166,7 +166,7 @@ def _gate_problems(
         if report.problem:
             yield f"rank {rank} would not train what it holds: {report.problem}"
         if report.position != expected:
-            yield f"rank {rank} stands at {_at(report.position)}, expected {_at(expected)}"
+            yield f"rank {rank} stands at {report.position.in_words}, expected {expected.in_words}"
     digests: dict[int, dict[Rank, str]] = {}
     for rank, report in sorted(ready.items()):
         mine, planned = dict(report.digests), _shards(plan, plan.holds.get(worker_of(rank), ()))
@@ -230,8 +230,3 @@ def _shards(plan: Plan, held: Collection[int]) -> set[int]:
 
 def _name(plan: Plan, shard: int) -> str:
     return f"layer {shard}" if shard < plan.n_layers else f"tie {shard - plan.n_layers}"
-
-
-def _at(position: Position) -> str:
-    step, unit = position
-    return f"step {step}" if unit == 0 else f"call {unit} of step {step}"

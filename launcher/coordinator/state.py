@@ -352,8 +352,8 @@ def with_result(results: tuple[Result, ...], new: Result) -> tuple[Result, ...]:
     """
     end = position_after(results[-1]) if results else new.position
     if new.of_replicas:
-        return results if new.position < end else (new,)
-    if new.position != end and (not new.is_step or new.position < end):
+        return results if new.position.is_before(end) else (new,)
+    if new.position != end and (not new.is_step or new.position.is_before(end)):
         return results
     if not new.is_step:
         return (*results, new)

@@ -30,7 +30,7 @@ from odyssey.plan.rest import Rest, rest_of_step
 from odyssey.plan.worker import Rank, Worker
 from odyssey.protocol.orders import Go, Pause, Prepare
 from odyssey.protocol.reports import CannotGoOn, Paused, Ready
-from odyssey.protocol.units import Position, Result, is_next
+from odyssey.protocol.units import is_next
 from strategies.situation.faults import attempt
 
 JOIN_S, STARTS_OF_PATIENCE = 60.0, 10
@@ -88,7 +88,8 @@ def rank_paused(job: JobState, body: Paused) -> Actions:
     recovery, ranks = job.recovery, job.ranks
     if not ranks.is_member(body.rank):
         return ()
-    if body.passed is not None and is_ahead(job, body.position, body.passed):
+    if body.passed is not None and is_next(body.passed, job.results[-1] if job.results else None):
+        # Perhaps it idles, and a leader that is lost now has told it.
         job.results = with_result(job.results, body.passed)
     if body.why_not:
         return replicas.cannot_go_on(job, CannotGoOn(body.rank, body.why_not))
@@ -101,13 +102,6 @@ def rank_paused(job: JobState, body: Paused) -> Actions:
     if job.recovery.n_redone > AT_ONCE:
         return (SetDeadline(min(2.0 ** (job.recovery.n_redone - AT_ONCE - 1), MAX_PAUSE_S)),)
     return go_on(job)
-
-
-def is_ahead(job: JobState, position: Position, passed: Result) -> bool:
-    """Whether a rank that stands at `position` has passed the unit behind the newest that is known: perhaps it idles, and a
-    leader that is lost now has told it. One that stands at the newest is behind, whatever a load has made of positions."""
-    newest = job.results[-1] if job.results else None
-    return is_next(passed, newest) and (job.replicas is not None or newest is None or position != newest.position)
 
 
 def go_on(job: JobState) -> Actions:

@@ -45,11 +45,11 @@ class Unit(msgspec.Struct, frozen=True):
     @staticmethod
     def from_code(code: Iterable[float]) -> Unit:
         """What `code` gives."""
-        step, n_units, kind, _ = map(int, code)
-        return Unit((step, n_units), _KINDS[kind])
+        *position, kind, _ = map(int, code)
+        return Unit(Position(*position), _KINDS[kind])
 
 
-N_CODE = 4
+N_CODE = 5
 
 
 def difference(units: Mapping[Rank, Unit]) -> str | None:

@@ -16,7 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.futures import Future
 
 from odyssey.plan.worker import Rank
-from odyssey.protocol.units import Position
+from odyssey.protocol.units import FIRST, Position
 from odyssey.runtime.cut import Cut
 
 
@@ -51,7 +51,7 @@ class Operation:
 
     def __init__(self, name: str, begin: Begin, results: Sequence[torch.Tensor]) -> None:
         self.name = name
-        self.behind: Position = (0, 0)
+        self.behind = FIRST
         """The script has called it behind all units before this one."""
         self.is_read = False
         """It is read off its future before any other unit, and put in place only if somebody waits for its work."""

@@ -35,8 +35,8 @@ def agree(runner: Runner, unit: Unit, at: str, values: Sequence[float]) -> list[
         units[ranks.index(runner.rank)] = torch.tensor(unit.code)
         groups.waiter.wait(groups.all_reduce(units, limit=NO_LIMIT).wait)  # all are here
         others = dict(zip(ranks, map(Unit.from_code, units.tolist()), strict=True))
-        positions = sorted({unit.position for unit in others.values()})
-        raise JobError(difference(others) or f"ranks are at different places of the job: {positions}", SAME_CALLS)
+        places = ", ".join(position.in_words for position in sorted({unit.position for unit in others.values()}))
+        raise JobError(difference(others) or f"ranks are at different places of the job: {places}", SAME_CALLS)
     n_more = alike(sums[n_summed + N_CODE :])
     if n_more is None:
         raise JobError(f"{CALLS[unit.kind]}: {NOT_ALIKE}", SAME_NAMES)

@@ -11,7 +11,7 @@ from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction, StateFrom
 from odyssey.plan.proof import prove
 from odyssey.plan.worker import Rank, worker_of
-from odyssey.protocol.units import Position, Result, position_after
+from odyssey.protocol.units import FIRST, Position, Result, position_after
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
@@ -45,7 +45,7 @@ class LocalSession:
         )
         self.rank = self.leader = Rank(0)
         self.model = model
-        self.position: Position = (0, 0)
+        self.position = FIRST
         self.replay = PassedUnits()
         self.is_idle = self.has_acted = False
         model.hold_built(layers)

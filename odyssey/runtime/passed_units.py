@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from odyssey.errors import JobError
 from odyssey.protocol.calls import CALLS
-from odyssey.protocol.units import Position, Result, position_after
+from odyssey.protocol.units import FIRST, Result, position_after
 
 
 class PassedUnits:
@@ -17,7 +17,7 @@ class PassedUnits:
 
     def __init__(self, results: Sequence[Result] = ()) -> None:
         self.results = deque(results)
-        self.place: Position = (0, 0)
+        self.place = FIRST
         self.has_joined = bool(results)
         self.joined_step = position_after(results[-1])[0] if results else 0
 

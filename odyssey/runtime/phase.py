@@ -20,7 +20,7 @@ from enum import Enum
 
 from odyssey.errors import JobError, OdysseyError
 from odyssey.protocol.calls import CALLS, Unit
-from odyssey.protocol.units import SAME_CALLS, Position, Result, position_after
+from odyssey.protocol.units import FIRST, SAME_CALLS, Position, Result, position_after
 
 
 class Activity(Enum):
@@ -85,7 +85,7 @@ class Phase:
     generation: int = 0
     activity: Activity = A.STARTING
     communication: Communication = C.STOPPED
-    position: Position = (0, 0)
+    position: Position = FIRST
     kind: str = ""
     is_idle: bool = False
     others_ended: bool = False

@@ -357,7 +357,7 @@ class Board:
     def _committed(self, time: float, body: Committed) -> None:
         if not body.result.is_step:
             if not self.steps:
-                self.first_step, _ = position_after(body.result)
+                self.first_step = position_after(body.result).step
             return
         self.loss = body.result.values[0] if body.result.values else None
         if self.loss is None or math.isfinite(self.loss):  # else it is not applied

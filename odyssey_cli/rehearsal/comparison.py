@@ -23,6 +23,7 @@ from odyssey.plan.form import form_of
 from odyssey.plan.plan import Plan
 from odyssey.plan.worker import Rank
 from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import Position
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.display.layout_words import legend
@@ -66,7 +67,7 @@ def generations(events: Iterable[Event], speed: float) -> list[Generation]:
     committed: dict[int, list[float]] = {}
     lost: dict[int, set[Rank]] = {}
     lost_since_go: set[Rank] = set()
-    last = (-1, -1)
+    last = Position(-1, 0)
     for event in events:
         match event.body:
             case PlanChosen() as chosen:
@@ -77,7 +78,7 @@ def generations(events: Iterable[Event], speed: float) -> list[Generation]:
                 lost[event.generation], lost_since_go = lost_since_go, set()
             case RankLost(rank=rank):
                 lost_since_go.add(rank)
-            case Committed(result=result) if result.is_step and result.position > last:
+            case Committed(result=result) if result.is_step and last.is_before(result.position):
                 last = result.position
                 if event.generation in committed:
                     committed[event.generation].append(event.time)

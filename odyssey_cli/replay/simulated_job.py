@@ -46,7 +46,7 @@ from odyssey.plan.worker import Rank, Worker, numbers_from, ranks_of, worker_of
 from odyssey.protocol.model_spec import ModelSpec
 from odyssey.protocol.orders import Connect, Drain, Pause, Prepare
 from odyssey.protocol.reports import Connected, Hello, Paused, Ready
-from odyssey.protocol.units import Position, Result, position_after
+from odyssey.protocol.units import FIRST, Result, position_after
 from perfmodel.profile.profile import Profile, layer_specs
 from strategies.search import best
 from strategies.situation import Aim
@@ -93,7 +93,7 @@ class SimulatedJob:
         self._held: dict[Rank, tuple[int, ...]] = {}
         self._are_connected = False
         """The groups of the next plan are there, as they were built beside the training."""
-        self._position: Position = (0, 0)
+        self._position = FIRST
         self._is_to_resume = resumed
         agents = tuple(AgentInfo(node, f"node{node}", 1, setup.ranks_per_node) for node in range(n_nodes))
         self._n_agents = n_nodes

@@ -64,6 +64,8 @@ def _of(info: inspect.Type, known: dict[type, Strategy]) -> Strategy:
             return st.lists(_of(item, known), max_size=2)
         case inspect.TupleType(item_types=items):
             return st.tuples(*(_of(item, known) for item in items))
+        case inspect.NamedTupleType(cls=cls, fields=fields):
+            return st.builds(cls, *(_of(field.type, known) for field in fields))
         case inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(_of(key, known), _of(value, known), max_size=2)
         case inspect.EnumType(cls=cls):

@@ -22,7 +22,7 @@ from odyssey.plan import plan
 from odyssey.protocol import orders, reports
 from odyssey.protocol.frames import Deframer, frame
 from odyssey.protocol.reports import Committed
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import Position, Result
 from odyssey.zygote import protocol
 from perfmodel.profile.profile import Profile
 from tests.examples import examples
@@ -107,7 +107,7 @@ TYPE_TOLD = b"\x82\xa4type\xa4Told"
         msgspec.msgpack.encode(reports.OpTimes(1, (reports.OpTime("F", 0, 1 << 60, 1, 0.1),))),
         msgspec.msgpack.encode(
             {"type": "step_committed", "rank": 0, "generation": 1, "n_samples": 1, "unit_s": 0.1,
-             "result": {"position": (0, 0), "kind": "load", "values": [math.inf]}}
+             "result": {"position": (0, 0, 0), "kind": "load", "values": [math.inf]}}
         ),
     ],
 )  # fmt: skip
@@ -194,12 +194,12 @@ def test_every_profile_is_read_as_it_was_written(written: Profile) -> None:
 @example(-0.0)
 @example(5e-324)
 def test_every_loss_is_read_as_it_was_written(loss: float) -> None:
-    event = Event(1.5, 1, "rank 0", Committed(0, 1, Result((3, 0), "step", (loss, 0.0)), 8, 0.1))
+    event = Event(1.5, 1, "rank 0", Committed(0, 1, Result(Position(3, 0), "step", (loss, 0.0)), 8, 0.1))
     assert same(events.decode(events.encode(event)), event)
 
 
 def test_a_loss_that_is_no_number_is_spelled_out() -> None:
-    event = Event(1.5, 1, "rank 0", Committed(0, 1, Result((3, 0), "step", (math.nan, -math.inf)), 8, 0.1))
+    event = Event(1.5, 1, "rank 0", Committed(0, 1, Result(Position(3, 0), "step", (math.nan, -math.inf)), 8, 0.1))
     assert json.loads(events.encode(event))["body"]["result"]["values"] == ["NaN", "-Infinity"]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from odyssey.model import packing
 from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import Position
 from perfmodel.step.costs import Costs
 from tests import ROOT
 from tests.agent_runs import nothing_left
@@ -47,7 +48,7 @@ def test_ranks_have_no_more_while_layers_move_than_is_priced(forks: Forks, tmp_p
             fcntl.flock(lock, fcntl.LOCK_EX)
             agent.start("2x2")
             agent.go()
-            agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+            agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
             agent.kill(3)
             paused = agent.pause()
             plan = agent.replan("repartition", paused)

@@ -32,7 +32,7 @@ from launcher.joblog.events import (
 from odyssey.plan.estimate import Estimate, Transition
 from odyssey.plan.plan import StateFrom
 from odyssey.protocol.reports import Committed, Finished, Hello
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import Position, Result
 from odyssey_cli.rehearsal.comparison import Generation, Rehearsal, generations, not_taken, show
 from odyssey_cli.rehearsal.disturbance import Disturbance
 from odyssey_cli.rehearsal.network import Interfaces, Network
@@ -257,7 +257,7 @@ def test_who_had_not_started_when_the_job_ended_came_too_late() -> None:
     events = [Event(float(i), 1, "test", body) for i, body in enumerate(bodies)]
     assert came_too_late(events) == {1}, "0 lives, 2 has joined, and 3 was not started"
     assert came_too_late([*events, Event(20.0, 1, "test", Hello(1, model))]) == set()
-    ended = [Event(20.0, 1, "test", Finished(0, (0, 0))), Event(21.0, 1, "test", Hello(1, model))]
+    ended = [Event(20.0, 1, "test", Finished(0, Position(0, 0))), Event(21.0, 1, "test", Hello(1, model))]
     assert came_too_late([*events, *ended]) == {1}
 
 
@@ -276,7 +276,7 @@ def test_the_report_by_hand() -> None:
 
     def commit(time: float, generation: int, step: int) -> None:
         for rank in (0, 1):  # each tells; the first counts
-            add(time + rank / 8, generation, Committed(rank, generation, Result((step, 0), "step", (0.0,)), 8, 0.1))
+            add(time + rank / 8, generation, Committed(rank, generation, Result(Position(step, 0), "step", (0.0,)), 8, 0.1))
 
     add(0, 1, PlanChosen(plans[0], "", ()))
     add(1, 1, GenerationStarted(None, None, None, 0.5, 0.0, None))
@@ -315,7 +315,7 @@ def test_a_machine_that_keeps_ranks_waiting_is_told_of_by_hand() -> None:
         for rank in (0, 1):
             disturbance.watch(Event(0.0, 0, "agent", RankStarted(rank, 11 + rank, 0)))
         for step in range(5):
-            body = Committed(0, 1, Result((step, 0), "step", (0.0,)), 8, 0.1)
+            body = Committed(0, 1, Result(Position(step, 0), "step", (0.0,)), 8, 0.1)
             disturbance.watch(Event(10 + step / 2, 1, "rank 0", body))
         return disturbance.text
 

@@ -12,7 +12,7 @@ from launcher.cluster.wire import FromRank, Happened, Stopped
 from launcher.joblog.events import Diagnostics, RankExited, RankLost, RankStarted
 from odyssey.plan.worker import Rank
 from odyssey.protocol.reports import Committed, Failed, Finished, Hello
-from odyssey.protocol.units import Position, position_after
+from odyssey.protocol.units import Position
 
 MAX_OLD = 256
 """Units in the agents' log that are told again: idle ranks may not have heard of them."""
@@ -62,8 +62,6 @@ class Reported:
         """Words of units that are not in the agents' log yet, as far as it is known here, in their order."""
         self._old: dict[Position, tuple[FromRank, Committed]] = {}
         """Words of the newest units that are in it, since a generation has begun."""
-        self._went_back = False
-        """In this generation a load has led to an earlier step: positions come a second time."""
 
     @property
     def ranks(self) -> list[Rank]:
@@ -116,10 +114,9 @@ class Reported:
         for at, (message, unit) in list(self._results.items()):
             del self._results[at]
             self._old[at] = message, unit
-            self._went_back |= position_after(unit.result) < at
             if at == position:
                 break
-        for at in list(self._old)[: None if self._went_back else -MAX_OLD]:
+        for at in list(self._old)[:-MAX_OLD]:
             del self._old[at]
 
     def began(self, generation: int) -> None:
@@ -127,7 +124,6 @@ class Reported:
         for at in [at for at, (_, unit) in self._results.items() if unit.generation < generation]:
             del self._results[at]
         self._old.clear()
-        self._went_back = False
 
     def told(self) -> tuple[FromRank | Happened | Stopped, ...]:
         """What the current process of each rank has come to, as far as the first words of a link may hold it."""

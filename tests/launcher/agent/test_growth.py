@@ -38,6 +38,7 @@ from launcher.joblog.events import (
 from launcher.options import RunOptions
 from odyssey.plan.form import layout_of
 from odyssey.protocol.reports import Broken, Committed, Hello, Paused
+from odyssey.protocol.units import Position
 from perfmodel.profile import profile as profiles
 from perfmodel.profile.profile import Profile
 from strategies.situation import Aim, Protect
@@ -399,7 +400,7 @@ def test_a_member_lost_before_the_unit_is_final_behind_which_all_stop(job: Job) 
 def test_a_member_lost_behind_the_unit_at_which_all_stop_costs_no_step(job: Job) -> None:
     def has_stopped(event: Event, ran: Ran) -> bool:
         body = event.body
-        return isinstance(body, Paused) and bool(ran.all(Draining)) and body.position > (SECOND, 0) and body.rank != 3
+        return isinstance(body, Paused) and bool(ran.all(Draining)) and body.position > Position(SECOND, 0) and body.rank != 3
 
     lost: list[int] = []
 

@@ -26,6 +26,7 @@ from launcher.joblog.events import (
 from launcher.options import RunOptions
 from launcher.planning.situations import PlanSearch
 from odyssey.protocol.reports import Committed, Failed
+from odyssey.protocol.units import Position
 from perfmodel.profile.profile import Recovery
 from strategies.situation import Aim, Protect
 from tests import exactness, reference
@@ -140,7 +141,7 @@ def test_the_loss_of_zygote_and_store_is_no_loss_of_the_job(tmp_path: Path) -> N
 
     def kill_helpers(event: Event, ran: Ran) -> None:
         body = event.body
-        if isinstance(body, Committed) and body.result.position == (3, 0):
+        if isinstance(body, Committed) and body.result.position == Position(3, 0):
             ranks = {started.pid for started in ran.all(RankStarted)}
             helpers = [child for child in psutil.Process().children() if "zygote/server.py" in " ".join(child.cmdline())]
             for helper in helpers:

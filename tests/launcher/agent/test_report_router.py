@@ -24,7 +24,7 @@ from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
 from odyssey.protocol.orders import Command, Follow
 from odyssey.protocol.reports import Committed, Ready, Report
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import Position, Result, position_after
 from tests.fake_loop import FakeLoop
 from tests.launcher.coordinator.talk import make_plan
 
@@ -92,8 +92,8 @@ class Leading:
                 self.router.heard(sender, Committed(rank, 0, unit, 8, 0.1))
 
 
-STEPS = [Result((step, 0), "step", (0.0, 0.0)) for step in range(4)]
-SAVE = Result((2, 0), "save", (0.0,))
+STEPS = [Result(Position(step, 0), "step", (0.0, 0.0)) for step in range(4)]
+SAVE = Result(Position(2, 0), "save", (0.0,))
 
 
 def test_steps_are_written_at_once_and_told_to_the_agents_when_something_is_decided() -> None:
@@ -131,6 +131,20 @@ def test_an_idle_rank_hears_of_each_unit_once() -> None:
     agent = Leading()
     agent.hear(*STEPS[:2], SAVE)
     assert agent.sent == [(2, Follow(0, unit)) for unit in (*STEPS[:2], SAVE)]
+
+
+def test_what_is_told_late_is_no_news_when_a_load_has_led_back_to_before_it() -> None:
+    """Rank 1 tells of a step, and of the load behind it that goes back by just that step, when rank 0 has told of both."""
+    rejected = Result(position_after(SAVE), "step", (9.0, 0.0))
+    load = Result(position_after(rejected), "load", (2.0,))
+    again = Result(position_after(load), "step", (0.0, 0.0))
+    units = (*STEPS[:2], SAVE, rejected, load)
+    agent = Leading()
+    agent.hear(*units, ranks=(0,))
+    agent.hear(*units, ranks=(1,))
+    agent.hear(again)
+    assert agent.written == [*units, again]
+    assert agent.sent == [(2, Follow(0, unit)) for unit in (*units, again)]
 
 
 def test_who_leads_after_another_one_goes_on_from_what_the_agents_know() -> None:
@@ -178,7 +192,7 @@ def test_who_wants_to_know_hears_which_way_states_have_come(read_bytes: int, sai
     agent = Leading()
     sender: Any = SimpleNamespace(rank=2, has_finished=False, has_failed=False)
     for moved_bytes in (3_000_000, 0):
-        ready = Ready(2, 1, (0, 0), (), (), 8, 0.0, 0.0, moved_bytes, read_bytes=min(read_bytes, moved_bytes))
+        ready = Ready(2, 1, Position(0, 0), (), (), 8, 0.0, 0.0, moved_bytes, read_bytes=min(read_bytes, moved_bytes))
         agent.router.heard(sender, ready)
     assert agent.explained == [f"rank 2 has got its layers: {said}"]
     assert [body.moved_bytes for body in agent.ready] == [3_000_000, 0]

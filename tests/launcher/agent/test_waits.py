@@ -16,6 +16,7 @@ from launcher.health import life, waits
 from launcher.joblog.events import Event, Note, PlanChosen, RankLost, RankStarted, StoreLost
 from launcher.options import RunOptions
 from odyssey.protocol.reports import Finished, Hello
+from odyssey.protocol.units import Position
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
 __all__ = ["nothing_left"]
@@ -112,7 +113,7 @@ class Once:
 
 
 def is_step(number: int) -> Callable[[Any], bool]:
-    return lambda body: getattr(getattr(body, "result", None), "position", None) == (number, 0)
+    return lambda body: getattr(getattr(body, "result", None), "position", None) == Position(number, 0)
 
 
 def helpers(ran: Ran) -> Iterator[psutil.Process]:

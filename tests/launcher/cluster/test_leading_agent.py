@@ -17,6 +17,7 @@ from launcher.host.fitness.findings import Device, HostReport
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, RankExited, RankLost, RankStarted
 from launcher.options import Rendezvous
 from odyssey.protocol.reports import Finished
+from odyssey.protocol.units import Position
 from tests.launcher.cluster.leader_on_a_loop import LeaderOnALoop, leader, packed
 from tests.launcher.cluster.links import join
 
@@ -338,14 +339,14 @@ def test_after_another_agent_led_only_current_processes_are_ranks(leader: Leader
     lost = RankLost(0, Cause(CauseKind.ENDED, "SIGTERM"), False)
     old = (wire.Happened(5, RankStarted(0, 7, 0)), wire.Happened(5, lost))
     begun = RankStarted(1, 8, 0)
-    here = (wire.Happened(6, begun), wire.FromRank(6, Finished(1, (9, 0))), wire.Happened(6, RankExited(1)))
+    here = (wire.Happened(6, begun), wire.FromRank(6, Finished(1, Position(9, 0))), wire.Happened(6, RankExited(1)))
     agents = (AgentInfo(9, "before", 1, 1), AgentInfo(3, "far", 2, 1, address="127.0.0.1", port=1))
     leader.within.take_over(agents, 9, lambda agent: {1: 6} if agent == 3 else {}, 1e9, lambda: found.append("all"))
     peer = leader.peer()
     peer.say_frame(packed(wire.Attach(b"a" * 16, 3, (*old, *here))))
     leader.until(lambda: found)
     assert [event for event in leader.fed if isinstance(event, RankStarted | RankExited | RankLost)] == [begun, RankExited(1)]
-    assert leader.reports == [(1, Finished(1, (9, 0)))], "what it said last is heard before its end"
+    assert leader.reports == [(1, Finished(1, Position(9, 0)))], "what it said last is heard before its end"
     assert leader.within.agents[3].has(1) and not leader.within.agents[3].has(0)
     assert msgspec.msgpack.decode(peer.hear_frame(), type=wire.Answer) == wire.Resumed(0)
     assert isinstance(peer.hear(wire.FromLeader), wire.Welcome)

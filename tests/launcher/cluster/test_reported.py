@@ -14,8 +14,9 @@ from odyssey.protocol.units import Position, Result
 from tests.launcher.coordinator.talk import model
 
 
-def unit(step: int, process: int, unit_in_step: int = 0) -> FromRank:
-    return FromRank(process, Committed(process - 10, 1, Result((step, unit_in_step), "step", (0.0, 0.0)), 8, 0.1))
+def unit(step: int, process: int, unit_in_step: int = 0, n_loads: int = 0) -> FromRank:
+    result = Result(Position(step, unit_in_step, n_loads), "step", (0.0, 0.0))
+    return FromRank(process, Committed(process - 10, 1, result, 8, 0.1))
 
 
 def positions(reported: Reported) -> list[Position]:
@@ -31,46 +32,48 @@ def test_units_are_told_by_a_rank_that_lives_those_that_are_final_as_well(monkey
     for step in range(4):
         reported.reported(1, unit(step, 11))
         reported.reported(0, unit(step, 10))
-    reported.is_final((0, 0))
-    reported.is_final((1, 0))
+    reported.is_final(Position(0, 0))
+    reported.is_final(Position(1, 0))
     reported.happened(RankLost(1, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     said = list(reported.said())
-    assert positions(reported) == [(1, 0), (2, 0), (3, 0)]
+    assert positions(reported) == [Position(step, 0) for step in (1, 2, 3)]
     assert {(message.process, message.report.rank) for message in said if isinstance(message.report, Committed)} == {(10, 0)}
     reported.happened(RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     assert list(reported.said()) == [], "nobody would hear of ranks that are gone"
 
 
 def test_of_final_units_those_are_told_that_an_idle_rank_may_still_have_to_pass() -> None:
-    """Behind a load that goes back positions come a second time, and when a generation runs all ranks are at one."""
+    """Of a load that goes back, and of what is behind that, as well. When a generation runs all ranks are at one."""
     reported = Reported()
     for rank in (0, 1):
         reported.spawned(rank, 10 + rank)
     for step in (5, 6):
         reported.reported(0, unit(step, 10))
-        reported.is_final((step, 0))
-    reported.reported(1, unit(5, 11))
-    load = Committed(0, 1, Result((7, 0), "load_state_dict", (5.0,)), 0, 0.1)
-    reported.reported(0, FromRank(10, load))
-    reported.reported(0, unit(6, 10, unit_in_step=1))
-    assert positions(reported) == [(5, 0), (6, 0), (7, 0), (6, 1)]
-    reported.is_final((7, 0))
-    assert positions(reported) == [(6, 1)], "it is not in the log, though its step is an earlier one"
-    reported.is_final((6, 1))
-    assert positions(reported) == []
-    reported.reported(0, replace(unit(7, 10), report=replace(load, generation=2, result=unit(7, 10).report.result)))
+        reported.is_final(Position(step, 0))
+    load = Result(Position(7, 0), "load_state_dict", (6.0,))
+    reported.reported(0, FromRank(10, Committed(0, 1, load, 0, 0.1)))
+    reported.reported(0, unit(6, 10, 1, 1))
+    for step in (5, 6):
+        reported.reported(1, unit(step, 11))
+    told = [Position(5, 0), Position(6, 0), Position(7, 0), Position(6, 1, 1)]
+    assert positions(reported) == told
+    reported.is_final(load.position)
+    assert positions(reported) == told, "the last one is not in the log, though its step is an earlier one"
+    again = unit(7, 10, 0, 1)
+    reported.reported(0, replace(again, report=replace(again.report, generation=2)))
     reported.began(2)
-    reported.is_final((7, 0))
-    assert positions(reported) == [(7, 0)]
+    assert positions(reported) == [Position(7, 0, 1)]
+    reported.is_final(Position(7, 0, 1))
+    assert positions(reported) == [Position(7, 0, 1)]
 
 
 def test_what_other_agents_ranks_have_passed_is_behind_all_that_was_told_here() -> None:
     reported = Reported()
     reported.spawned(0, 10)
     reported.reported(0, unit(2, 10))
-    reported.is_final((4, 0))
+    reported.is_final(Position(4, 0))
     reported.reported(0, unit(3, 10))
-    assert positions(reported) == [(2, 0), (3, 0)]
+    assert positions(reported) == [Position(2, 0), Position(3, 0)]
 
 
 def test_what_only_ranks_that_are_lost_have_passed_is_void_when_others_have_gone_on() -> None:
@@ -110,7 +113,7 @@ def test_a_process_is_told_of_in_the_order_in_which_it_went() -> None:
     reported.spawned(0, 10)
     reported.happened(begun)
     reported.reported(0, FromRank(10, Hello(0, model(), 1)))
-    reported.reported(0, ended := FromRank(10, Finished(0, (3, 0))))
+    reported.reported(0, ended := FromRank(10, Finished(0, Position(3, 0))))
     reported.stopped(0, True)
     assert reported.told() == (Happened(10, begun), Stopped(10, True))
     reported.stopped(0, False)
@@ -130,9 +133,9 @@ def test_the_start_and_the_end_of_a_process_are_kept() -> None:
 def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:
     reported = Reported()
     reported.spawned(0, 10)
-    reported.reported(0, FromRank(10, Finished(0, (3, 0))))
-    reported.reported(0, FromRank(10, Paused(0, 1, (0, 0), "compute", ())))
-    assert [message.report for message in reported.said()] == [Finished(0, (3, 0))]
+    reported.reported(0, FromRank(10, Finished(0, Position(3, 0))))
+    reported.reported(0, FromRank(10, Paused(0, 1, Position(0, 0), "compute", ())))
+    assert [message.report for message in reported.said()] == [Finished(0, Position(3, 0))]
     reported.reported(0, again := FromRank(10, Hello(0, model(), 2)))
     assert list(reported.said()) == [again], "the end of a Job before is none of the one that follows"
     reported.spawned(0, 12)

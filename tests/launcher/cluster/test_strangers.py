@@ -30,6 +30,7 @@ from launcher.joblog.events import Cause, CauseKind, RankLost, RankStarted
 from launcher.options import RunOptions
 from odyssey.protocol.frames import frame
 from odyssey.protocol.reports import Finished
+from odyssey.protocol.units import Position
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.launcher.cluster.leader_on_a_loop import LeaderOnALoop, has_ended, leader, packed
@@ -145,7 +146,7 @@ def test_strangers_take_places_from_each_other_and_from_nobody_else(leader: Lead
     ("says", "why"),
     [
         (packed(wire.Happened(2, RankStarted(0, 7, 0))), "which is of rank 1"),
-        (packed(wire.FromRank(2, Finished(0, (9, 0)))), "which is of rank 1"),
+        (packed(wire.FromRank(2, Finished(0, Position(9, 0)))), "which is of rank 1"),
         (packed(join("again")), "no message of ours"),
         (b"\x82\xa4type\xa4Told\xa4text\xa2\xff\xfe", "no message of ours"),
         (b"\x82\xa4type\xa4Told\xa4more" + b"\x91" * 100_000, "no message of ours"),
@@ -157,7 +158,7 @@ def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: LeaderOnALo
     leader.within.agents[1].starts(0, 1)
     leader.within.agents[2].starts(1, 2)
     bad.say(wire.Happened(1, RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False)))  # of the other's: it is not heard
-    bad.say(wire.FromRank(1, Finished(0, (9, 0))))
+    bad.say(wire.FromRank(1, Finished(0, Position(9, 0))))
     bad.say(wire.Happened(77, RankStarted(1, 7, 0)))  # of nobody's
     bad.say_bytes(says)
     leader.until(lambda: leader.lost)

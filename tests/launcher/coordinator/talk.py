@@ -76,7 +76,7 @@ from odyssey.plan.plan import Plan, Reduction, StateFrom
 from odyssey.protocol.model_spec import LayerSpec, ModelSpec
 from odyssey.protocol.orders import Connect, Drain, Finish, Go, Pause, Prepare
 from odyssey.protocol.reports import Broken, CannotGoOn, Connected, Failed, Finished, HandOn, Hello, Paused, Ready, Saved
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import FIRST, Position, Result
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
@@ -227,7 +227,7 @@ class Talk:
                     yield replace(self.ready(rank, bad=is_bad), has_acted=has_acted)
             case "commit":
                 t, _, k = plain[0].partition(".")
-                result = Result((int(t), int(k or 0)), options.get("kind", "step"), (0.5, 1.0))
+                result = Result(Position(int(t), int(k or 0)), options.get("kind", "step"), (0.5, 1.0))
                 yield UnitFinal(result)
             case "paused":
                 rank, (t, _, k) = ranks[0], plain[1].partition(".")
@@ -236,8 +236,8 @@ class Talk:
                 if "held" in options:
                     first, _, last = options["held"].partition("-")
                     held = tuple(range(int(first), int(last or first) + 1)) if first else ()
-                position = int(t), int(k or 0)
-                passed = Result((position[0] - 1, 0), options["passed"]) if "passed" in options else None
+                position = Position(int(t), int(k or 0))
+                passed = Result(Position(position.step - 1, 0), options["passed"]) if "passed" in options else None
                 phase, hands_on = plain[2] if len(plain) > 2 else "compute", "hands" in options
                 why_not = "its DDP has static_graph" if "stuck" in options else ""
                 yield Paused(rank, of, position, phase, held, passed=passed, hands_on=hands_on, why_not=why_not)
@@ -255,7 +255,7 @@ class Talk:
                     yield RankExited(rank)
             case "finish":
                 for rank in ranks:
-                    yield Finished(rank, (int(options.get("at", "0")), 0))
+                    yield Finished(rank, Position(int(options.get("at", "0")), 0))
             case "fail":
                 yield Failed(ranks[0], options.get("error", "ValueError: no"), "mend it", "Traceback …")
             case "progress":
@@ -279,7 +279,7 @@ class Talk:
                 yield AgentLost(AgentInfo(ranks[0], f"host{ranks[0]}", ranks[0], 1), "nothing was heard of it")
             case "broken":
                 t, _, k = plain[1].partition(".") if len(plain) > 1 else ("0", "", "")
-                yield Broken(ranks[0], of, (int(t), int(k or 0)), "Connection closed by peer")
+                yield Broken(ranks[0], of, Position(int(t), int(k or 0)), "Connection closed by peer")
             case "stuck":
                 yield CannotGoOn(ranks[0], "a send met the loss")
             case "saved":
@@ -315,14 +315,14 @@ class Talk:
         """What a rank of the plan that moves would report; `bad`: with a digest of its own."""
         plan, generation = self.state.next_plan if isinstance(self.state, JobState) else None, self.state.world.generation
         if plan is None:  # too late, whatever it says
-            return Ready(rank, generation, (0, 0), (), (), 0, 0.0, 0.0, 0)
+            return Ready(rank, generation, Position(0, 0), (), (), 0, 0.0, 0.0, 0)
         held = sorted(plan.holds.get(rank, ()))
         digests = tuple((layer, "other" if bad else f"state{layer}") for layer in held)
         last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
         samples = tuple((k, plan.samples.n_of(k)) for k in last[rank].micro_batches) if rank in last else ()
         contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
         assert isinstance(self.state, JobState)
-        position = self.state.end or (0, 0)
+        position = self.state.end or FIRST
         return Ready(rank, generation, position, digests, samples, plan.global_batch, 0.01, 0.002, 0, contracts, "same")
 
 

@@ -44,7 +44,7 @@ from launcher.joblog.exit_codes import ExitCode
 from odyssey.plan.plan import Plan
 from odyssey.protocol.orders import Connect, Drain, Finish, Follow, Go, Pause, Prepare
 from odyssey.protocol.reports import Committed, Connected, Failed, Finished, Hello, Paused, Ready
-from odyssey.protocol.units import Position, Result, is_next, position_after
+from odyssey.protocol.units import FIRST, Position, Result, is_next, position_after
 from strategies.situation import Candidate
 from tests.examples import examples
 from tests.launcher.coordinator.talk import N_LAYERS, N_MICRO_BATCHES, Talk, answer_to, lacks_layers, model, profile
@@ -61,7 +61,7 @@ class Rank:
 
     inbox: deque[Any] = field(default_factory=deque)
     outbox: deque[tuple[int | None, Any]] = field(default_factory=deque)
-    position: Position = (0, 0)
+    position: Position = FIRST
     phase: str = "between"
     held: frozenset[int] = frozenset()
     plan: Plan | None = None
@@ -176,7 +176,7 @@ class Job(RuleBasedStateMachine):
         return rank not in self.ranks and not any(isinstance(body, RankLost) and body.rank == rank for body, _ in self.news)
 
     def check_prepare(self, order: Prepare) -> None:
-        end = position_after(self.final[-1]) if self.final else (0, 0)
+        end = position_after(self.final[-1]) if self.final else FIRST
         assert order.plan.step == end[0], f"the plan starts at step {order.plan.step}, {end} is final"
         if not isinstance(self.talk.state, JobState) or self.talk.state.plan is None:
             return
@@ -226,7 +226,7 @@ class Job(RuleBasedStateMachine):
         ends = [position_after(result) for result in results[-1:]] + [me.position for me in self.ranks.values()]
         if self.untold is not None:
             ends.append(position_after(self.untold.result))
-        self.final = [result for result in self.final if result.position < max(ends, default=(0, 0))]
+        self.final = [result for result in self.final if result.position < max(ends, default=FIRST)]
 
     # -- a rank's side -------------------------------------------------------------------------------------------------
 
@@ -522,7 +522,9 @@ class Job(RuleBasedStateMachine):
             old = data.draw(st.integers(0, generation - 1))
             report = data.draw(st.sampled_from(["paused", "ready"]))
             body = (
-                Paused(rank, old, (0, 0), "compute", ()) if report == "paused" else Ready(rank, old, (9, 9), (), (), 0, 0, 0, 0)
+                Paused(rank, old, Position(0, 0), "compute", ())
+                if report == "paused"
+                else Ready(rank, old, Position(9, 9), (), (), 0, 0, 0, 0)
             )
             self.feed(body, old)
 

@@ -9,6 +9,7 @@ from launcher.coordinator.ranks import ALIVE, NEXT, Ranks, RankState
 from odyssey.codec import Packed
 from odyssey.protocol import frames
 from odyssey.protocol.reports import Paused, Ready
+from odyssey.protocol.units import Position
 
 N_RANKS = 5
 
@@ -23,8 +24,8 @@ def test_what_the_table_answers_is_what_a_count_over_all_ranks_finds(data: st.Da
     for _ in range(data.draw(st.integers(0, 30))):
         rank = data.draw(st.sampled_from(range(N_RANKS)))
         if data.draw(st.booleans()) and states[rank] in ALIVE:
-            ranks.answer_paused(Paused(rank, 1, (0, 0), "compute", ()))
-            ranks.answer_ready(Ready(rank, 1, (0, 0), (), (), 0, 0.0, 0.0, 0))
+            ranks.answer_paused(Paused(rank, 1, Position(0, 0), "compute", ()))
+            ranks.answer_ready(Ready(rank, 1, Position(0, 0), (), (), 0, 0.0, 0.0, 0))
             paused.add(rank)
             continue
         if data.draw(st.booleans()):

@@ -12,11 +12,12 @@ from launcher.health.job_hangs import JobHangs
 from launcher.health.life import IDLE_S, STOPPED_S
 from launcher.health.stalls import Sample
 from odyssey.protocol.reports import Pong
+from odyssey.protocol.units import Position
 from tests.fake_loop import FakeLoop
 
-BUSY = Pong(0, (3, 0), "", "in the script's own code", False, 12.0)
-WAITS = Pong(0, (3, 0), "step", "1F3<0", True, 11.0)
-COMMITS = Pong(0, (3, 0), "step", "commit", True, 3.0)
+BUSY = Pong(0, Position(3, 0), "", "in the script's own code", False, 12.0)
+WAITS = Pong(0, Position(3, 0), "step", "1F3<0", True, 11.0)
+COMMITS = Pong(0, Position(3, 0), "step", "commit", True, 3.0)
 
 
 class Scene:
@@ -208,7 +209,7 @@ def test_when_all_wait_that_is_said() -> None:
 
 
 def test_ranks_in_units_that_cannot_meet_are_told_apart_however_busy_they_are() -> None:
-    saves = Pong(0, (3, 0), "save", "save()", False, 1.0)
+    saves = Pong(0, Position(3, 0), "save", "save()", False, 1.0)
     scene = Scene({0: WAITS, 1: saves, 2: WAITS, 3: BUSY})
     scene.progress.expect(0.05, together=True)
     scene.loop.pass_s(2.5)
@@ -219,8 +220,10 @@ def test_ranks_in_units_that_cannot_meet_are_told_apart_however_busy_they_are() 
     "other",
     [
         pytest.param(BUSY, id="in the script's own code"),
-        pytest.param(Pong(0, (3, 1), "save", "save()", False, 1.0), id="one unit on, which the first one has not heard of yet"),
-        pytest.param(Pong(0, (3, 0), "step", "0F1", False, 30.0), id="slow in the same unit"),
+        pytest.param(
+            Pong(0, Position(3, 1), "save", "save()", False, 1.0), id="one unit on, which the first one has not heard of yet"
+        ),
+        pytest.param(Pong(0, Position(3, 0), "step", "0F1", False, 30.0), id="slow in the same unit"),
     ],
 )
 def test_ranks_that_are_behind_are_left_alone(other: Pong) -> None:
@@ -231,8 +234,8 @@ def test_ranks_that_are_behind_are_left_alone(other: Pong) -> None:
 
 
 def test_answers_of_different_times_are_not_compared() -> None:
-    """A unit is final between two answers to one question: the position may come again after a load."""
-    scene = Scene({0: WAITS, 1: Pong(0, (3, 0), "save", "save()", False, 1.0)})
+    """A unit is final between two answers to one question."""
+    scene = Scene({0: WAITS, 1: Pong(0, Position(3, 0), "save", "save()", False, 1.0)})
     scene.progress.expect(0.05, together=True)
     for _ in range(20):
         scene.loop.pass_s(1.5)

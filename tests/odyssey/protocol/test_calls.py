@@ -13,7 +13,7 @@ from launcher.options import RunOptions
 from odyssey.errors import JobError
 from odyssey.protocol.calls import CALLS, Unit, difference
 from odyssey.protocol.reports import Broken
-from odyssey.protocol.units import SAME_CALLS, Result
+from odyssey.protocol.units import SAME_CALLS, Position, Result
 from odyssey.runtime.phase import Activity, Communication, Phase
 from tests import ROOT, exactness, reference
 from tests.agent_runs import Ran, nothing_left
@@ -23,18 +23,18 @@ APART = str(ROOT / "tests" / "jobs" / "apart.py")
 
 
 def test_units_differ_if_they_are_of_different_kinds_at_one_position() -> None:
-    save, step = Unit((3, 0), "save"), Unit((3, 0), "step")
+    save, step = Unit(Position(3, 0), "save"), Unit(Position(3, 0), "step")
     assert difference({0: save, 1: step}) == "rank 0 called save(), rank 1 steps(): all ranks must call it"
     assert difference({0: step, 1: save, 2: step, 3: step}) == (
         "ranks 0, 2-3 called steps(), rank 1 save(): all ranks must call it"
     )
-    assert difference({0: save, 1: Unit((3, 1), "step")}) is None
+    assert difference({0: save, 1: Unit(Position(3, 1), "step")}) is None
     assert difference({0: save, 1: save}) is None
 
 
 def test_the_sum_of_different_units_is_that_of_no_unit() -> None:
     """Whatever ranks are in at a position: no rank takes the sum for that of ranks which are all where it is."""
-    units = [Unit((3, 0), kind) for kind in CALLS]
+    units = [Unit(Position(3, 0), kind) for kind in CALLS]
     assert [Unit.from_code(unit.code) for unit in units] == units
     for n in (2, 3, 4):
         for some in itertools.combinations_with_replacement(units, n):
@@ -43,8 +43,8 @@ def test_the_sum_of_different_units_is_that_of_no_unit() -> None:
             assert fits == (set(some) if len(set(some)) == 1 else set())
 
 
-def in_unit(kind: str, position: tuple[int, int] = (3, 0)) -> Phase:
-    return Phase(1, Activity.COMPUTING, Communication.RUNNING, position, kind)
+def in_unit(kind: str) -> Phase:
+    return Phase(1, Activity.COMPUTING, Communication.RUNNING, Position(3, 0), kind)
 
 
 def test_a_unit_that_an_exception_has_ended_can_only_be_begun_again() -> None:
@@ -54,12 +54,12 @@ def test_a_unit_that_an_exception_has_ended_can_only_be_begun_again() -> None:
     assert "call steps() again" in told.value.help
     again = left.entered("step")
     assert again.abandoned == "step"
-    done = again.contributed().done(Result((3, 0), "step", (1.0, 1.0))).left()
+    done = again.contributed().done(Result(Position(3, 0), "step", (1.0, 1.0))).left()
     assert done.entered("save").kind == "save"
 
 
 def test_a_rank_takes_no_result_of_another_kind() -> None:
-    assert not in_unit("save").contributed().may_take(Result((3, 0), "step", (1.0, 1.0)))
+    assert not in_unit("save").contributed().may_take(Result(Position(3, 0), "step", (1.0, 1.0)))
 
 
 def run(tmp_path: Path, *arguments: str, layout: str, n_nodes: int = 2) -> Ran:

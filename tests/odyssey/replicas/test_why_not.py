@@ -184,7 +184,7 @@ def test_a_number_that_is_kept_is_served_where_no_model_trains(link: Link, repli
     assert link.reports == [CannotGoOn(Rank(0), what)] * 2
 
 
-@pytest.mark.parametrize("position", [(0, 0), (1, 0)])
+@pytest.mark.parametrize("position", [Position(0, 0), Position(1, 0)])
 def test_who_lacks_sums_that_others_have_ended_with_says_so(position: Position, link: Link, replica: Known) -> None:
     """Where nobody has made its unit, it is the script that calls what others do not."""
     control = replica.session._control

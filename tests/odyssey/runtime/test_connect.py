@@ -12,6 +12,7 @@ import pytest
 from odyssey.plan.plan import Plan
 from odyssey.protocol.orders import Connect, Drain
 from odyssey.protocol.reports import Committed, Connected, Hello, Offered, Paused
+from odyssey.protocol.units import Position
 from odyssey.runtime.control import Control
 from odyssey.runtime.phase import Phase
 from tests.agent_runs import nothing_left
@@ -29,7 +30,7 @@ def to_come(agent: MiniAgent) -> Plan:
     """The plan with rank 2, as far as it is known while the others train."""
     assert agent.plan is not None
     held = {rank: tuple(agent.plan.holds.get(rank, ())) for rank in range(3)}
-    return grown(agent, {rank: Paused(rank, agent.generation, (0, 0), "between", its) for rank, its in held.items()})
+    return grown(agent, {rank: Paused(rank, agent.generation, Position(0, 0), "between", its) for rank, its in held.items()})
 
 
 def n_offers(agent: MiniAgent) -> int:
@@ -44,7 +45,7 @@ def connected(agent: MiniAgent, number: int) -> None:
 def with_a_newcomer(agent_of: Callable[..., MiniAgent], held: Held) -> MiniAgent:
     """It has joined, and the scripts of the others do not come back from their own code until `held` is released."""
     agent = agent_of(2, *held.arguments)
-    start_until(agent, "2x1", (2, 0))
+    start_until(agent, "2x1", Position(2, 0))
     agent.spawn(2)
     agent.wait(Hello, 2)
     return agent
@@ -55,7 +56,7 @@ def drained(agent: MiniAgent, held: Held) -> dict[int, Paused]:
     agent.order(Drain(agent.generation), 2)
     held.release()
     paused = agent.paused()
-    assert_all_stopped({rank: paused[rank] for rank in (0, 1)}, (4, 0))
+    assert_all_stopped({rank: paused[rank] for rank in (0, 1)}, Position(4, 0))
     return paused
 
 
@@ -69,7 +70,7 @@ def test_the_next_generation_takes_groups_that_were_built_beside_the_script(
 
     ready = agent.prepare(grown(agent, drained(agent, held)))
 
-    assert {report.position for report in ready.values()} == {(4, 0)}
+    assert {report.position for report in ready.values()} == {Position(4, 0)}
     assert n_offers(agent) == n_before, "nobody has told again where it listens"
     agent.go()
     agent.finish()
@@ -120,7 +121,7 @@ def test_the_others_train_on_where_one_never_connects_and_a_pause_ends_the_wait(
     agent = with_a_newcomer(lambda n, *arguments: agent_of(n, *arguments, *later.arguments), held)
     agent.order(Connect(agent.generation, 1, to_come(agent)), 0, 1)
     held.release()
-    agent.wait(Committed, 0, 1, when=lambda report: report.result.position == (4, 0))
+    agent.wait(Committed, 0, 1, when=lambda report: report.result.position == Position(4, 0))
 
     paused = agent.pause()
     later.release()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.rest import Rest, rest_of_step
 from odyssey.protocol.reports import Broken, Offered, Paused
-from odyssey.protocol.units import Position, position_after
+from odyssey.protocol.units import FIRST, Position, position_after
 from tests.agent_runs import nothing_left
 from tests.exactness import EXACT, N_STEPS
 from tests.held import Held
@@ -48,12 +48,12 @@ class Cuts:
     @property
     def _next(self) -> Position:
         """The unit that is not final yet."""
-        return position_after(self._agent.results[-1]) if self._agent.results else (0, 0)
+        return position_after(self._agent.results[-1]) if self._agent.results else FIRST
 
     def to_the_last_step(self) -> None:
         """One generation after the other, until that is final and all have it."""
         self._agent.go()
-        while self._next < (N_STEPS, 0):
+        while self._next < Position(N_STEPS, 0):
             until = self._next[0] + self._random.randint(0, 2)
             self._agent.until(lambda until=until: self._is_broken or self._next[0] >= min(until, N_STEPS))
             self._go_on()
@@ -74,14 +74,14 @@ class Cuts:
         else:
             assert agent.plan is not None
             paused, plan = agent.pause(), agent.plan
-        for _ in range(random.choice((0, 0, 1, 2)) if self._next < (N_STEPS, 0) else 0):
+        for _ in range(random.choice((0, 0, 1, 2)) if self._next < Position(N_STEPS, 0) else 0):
             some = random.sample(sorted(paused), random.randint(1, len(paused)))
             agent.send_prepare(self._now(plan), *some, rest=self._rest(plan, paused))
             if random.random() < 0.7:
                 agent.until(lambda some=some: self._build_groups(some))
             paused = agent.pause()
         agent.send_prepare(self._now(plan), rest=self._rest(plan, paused))
-        if self._next == (N_STEPS, 0):
+        if self._next == Position(N_STEPS, 0):
             self._held.release()
         ready = agent.wait_ready()
         assert {report.position for report in ready.values()} == {self._next}

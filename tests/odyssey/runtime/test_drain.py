@@ -104,7 +104,7 @@ def assert_all_stopped(paused: dict[int, Paused], position: Position) -> None:
 def test_a_third_pipeline_comes_in_and_no_step_is_done_twice(agent_of: Callable[..., MiniAgent], held: Held, out: Out) -> None:
     """The evaluation that the scripts call behind the unit is the first of the next generation."""
     agent = agent_of(2, "--eval-every", "4", *held.arguments)
-    start_until(agent, "2x1", (2, 0))
+    start_until(agent, "2x1", Position(2, 0))
     agent.spawn(2)
     agent.wait(Hello, 2)
 
@@ -113,16 +113,19 @@ def test_a_third_pipeline_comes_in_and_no_step_is_done_twice(agent_of: Callable[
     held.release()
     paused = agent.paused(0, 1)
 
-    assert_all_stopped(paused, (4, 0))
+    assert_all_stopped(paused, Position(4, 0))
     agent.order(Drain(agent.generation), 0, 1)
     agent.order(Pause(agent.generation), 2)
     paused |= agent.paused(2)
     ready = agent.prepare(grown(agent, paused))
-    assert {report.position for report in ready.values()} == {(4, 0)}
+    assert {report.position for report in ready.values()} == {Position(4, 0)}
     agent.go()
     agent.finish()
 
-    first, second = [(1, (step, 0)) for step in range(4)], [(2, (4, 0)), (2, (4, 1)), (2, (5, 0)), (2, (6, 0))]
+    first, second = (
+        [(1, Position(step, 0)) for step in range(4)],
+        [(2, Position(4, 0)), (2, Position(4, 1)), (2, Position(5, 0)), (2, Position(6, 0))],
+    )
     assert [commits(agent, rank) for rank in range(3)] == [first + second, first + second, second]
     stops = {rank: [r.generation for r in agent.heard[rank] if isinstance(r, Paused)] for rank in range(3)}
     assert stops == {0: [2], 1: [2], 2: [2]}
@@ -136,12 +139,12 @@ def test_all_stop_behind_the_same_unit_though_one_of_them_was_told(
 ) -> None:
     """I12."""
     agent = agent_of(3, *held.arguments)
-    start_until(agent, "3x1", (2, 0))
+    start_until(agent, "3x1", Position(2, 0))
 
     agent.ask_to_drain(1)
     held.release()
 
-    assert_all_stopped(agent.paused(), (4, 0))
+    assert_all_stopped(agent.paused(), Position(4, 0))
     agent.prepare(again(agent))
     agent.go()
     agent.finish()
@@ -167,7 +170,7 @@ def test_a_drain_that_comes_with_go_stops_behind_the_first_unit(agent_of: Callab
 
 def test_a_rank_that_trains_alone_stops_behind_its_unit(agent_of: Callable[..., MiniAgent], held: Held, out: Out) -> None:
     agent = agent_of(1, *held.arguments)
-    start_until(agent, "1x1", (2, 0))
+    start_until(agent, "1x1", Position(2, 0))
     agent.spawn(1)
     agent.wait(Hello, 1)
 
@@ -175,7 +178,7 @@ def test_a_rank_that_trains_alone_stops_behind_its_unit(agent_of: Callable[..., 
     held.release()
     paused = agent.paused(0)
 
-    assert_all_stopped(paused, (4, 0))
+    assert_all_stopped(paused, Position(4, 0))
     agent.order(Pause(agent.generation), 1)
     agent.prepare(grown(agent, paused | agent.paused(1)))
     agent.go()
@@ -187,18 +190,18 @@ def test_a_rank_that_trains_alone_stops_behind_its_unit(agent_of: Callable[..., 
 def test_a_drain_in_an_evaluation_stops_behind_it(agent_of: Callable[..., MiniAgent], held: Held, out: Out) -> None:
     """Rank 1 is held within it: in a layer, behind the start of the call."""
     agent = agent_of(2, "--eval-every", "3", "--slow", held.file.name, 1, 3)
-    start_until(agent, "2x1", (2, 0))
+    start_until(agent, "2x1", Position(2, 0))
     while agent.ping(1)[1].kind != "evaluate":
         pass
 
     agent.ask_to_drain()
     held.release()
 
-    assert_all_stopped(agent.paused(), (3, 1))
+    assert_all_stopped(agent.paused(), Position(3, 1))
     agent.prepare(again(agent))
     agent.go()
     agent.finish()
-    assert commits(agent, 0)[3:5] == [(1, (3, 0)), (2, (3, 1))]
+    assert commits(agent, 0)[3:5] == [(1, Position(3, 0)), (2, Position(3, 1))]
     out.assert_exact()
     out.assert_nothing_was_redone()
 
@@ -209,35 +212,35 @@ def test_the_start_of_a_call_stops_nobody_and_the_last_unit_ends_a_script_well(
     """The unit behind the last step is the one that writes the state: all have agreed to begin it, one has written, all end."""
     held = Held(tmp_path / "held", N_STEPS - 1)
     agent = agent_of(2, *held.arguments)
-    start_until(agent, "2x1", (N_STEPS - 1, 0))
+    start_until(agent, "2x1", Position(N_STEPS - 1, 0))
 
     agent.ask_to_drain()
     held.release()
 
-    assert_all_stopped(agent.paused(), (N_STEPS, 1))
+    assert_all_stopped(agent.paused(), Position(N_STEPS, 1))
     finished = agent.finish()
-    assert {report.position for report in finished.values()} == {(N_STEPS, 1)}
+    assert {report.position for report in finished.values()} == {Position(N_STEPS, 1)}
     out.assert_exact()
     out.assert_nothing_was_redone()
 
 
 def test_a_loss_before_the_unit_is_final_overrides(agent_of: Callable[..., MiniAgent], held: Held, out: Out) -> None:
     agent = agent_of(3, *held.arguments)
-    start_until(agent, "3x1", (2, 0))
+    start_until(agent, "3x1", Position(2, 0))
     agent.ask_to_drain()
 
     agent.kill(1)
     held.release()
     broken = agent.wait(Broken)
-    assert {(report.generation, report.position) for report in broken.values()} == {(1, (3, 0))}
+    assert {(report.generation, report.position) for report in broken.values()} == {(1, Position(3, 0))}
     paused = agent.pause()
 
-    assert {(report.generation, report.position) for report in paused.values()} == {(3, (3, 0))}
+    assert {(report.generation, report.position) for report in paused.values()} == {(3, Position(3, 0))}
     agent.prepare(agent.replan("reroute", paused))
     agent.go()
     agent.finish()
     for rank in (0, 2):
-        assert [generation for generation, position in commits(agent, rank) if position >= (3, 0)] == [3, 3, 3, 3]
+        assert [generation for generation, position in commits(agent, rank) if position >= Position(3, 0)] == [3, 3, 3, 3]
     out.assert_exact()
 
 
@@ -246,20 +249,20 @@ def test_a_loss_when_some_have_stopped_and_others_lack_the_result(
 ) -> None:
     """Rank 0 has passed the unit and stopped; ranks 1 and 2 have contributed and know no more: 1 rolls forward, 2 is killed."""
     agent = agent_of(3, *held.arguments, "--at-commit", 1, 3, "lose", "--at-commit", 2, 3, "stay")
-    start_until(agent, "3x1", (2, 0))
+    start_until(agent, "3x1", Position(2, 0))
     agent.ask_to_drain()
     held.release()
-    assert_all_stopped(agent.paused(0), (4, 0))
+    assert_all_stopped(agent.paused(0), Position(4, 0))
     broken = agent.wait(Broken, 1)
-    assert (broken[1].generation, broken[1].position) == (1, (3, 0))
+    assert (broken[1].generation, broken[1].position) == (1, Position(3, 0))
 
     agent.kill(2)
     paused = agent.pause()
 
-    assert paused[0].position == (4, 0)
-    assert (paused[1].position, paused[1].phase) == ((3, 0), "contributed")
+    assert paused[0].position == Position(4, 0)
+    assert (paused[1].position, paused[1].phase) == (Position(3, 0), "contributed")
     ready = agent.prepare(agent.replan("reroute", paused))
-    assert {report.position for report in ready.values()} == {(4, 0)}
+    assert {report.position for report in ready.values()} == {Position(4, 0)}
     agent.go()
     agent.finish()
     out.assert_exact()
@@ -271,19 +274,19 @@ def test_an_idle_rank_stops_at_once_and_follows_what_becomes_final(
     agent_of: Callable[..., MiniAgent], held: Held, out: Out, order: type[Pause | Drain]
 ) -> None:
     agent = agent_of(3, *held.arguments)
-    start_until(agent, "1x2", (2, 0))
+    start_until(agent, "1x2", Position(2, 0))
 
     agent.order(order(2), 2)
     assert agent.wait(Paused, 2)[2].generation == 2
     agent.ask_to_drain(0, 1)
     held.release()
 
-    assert_all_stopped(agent.paused(0, 1), (4, 0))
+    assert_all_stopped(agent.paused(0, 1), Position(4, 0))
     ready = agent.prepare(again(agent))
-    assert {report.position for report in ready.values()} == {(4, 0)}
+    assert {report.position for report in ready.values()} == {Position(4, 0)}
     agent.go()
     finished = agent.finish()
-    assert {report.position for report in finished.values()} == {(N_STEPS, 1)}
+    assert {report.position for report in finished.values()} == {Position(N_STEPS, 1)}
     out.assert_exact()
     out.assert_nothing_was_redone()
 
@@ -298,38 +301,38 @@ def test_an_idle_rank_that_was_stopped_before_it_ran_comes_to_the_place_of_the_o
     agent.followers = agent.plan.idle
     agent.order(Pause(2), 2)  # before Go was obeyed, which it drops
     agent.order(Go(1))
-    agent.wait(Committed, 0, 1, when=lambda report: report.result.position == (2, 0))
+    agent.wait(Committed, 0, 1, when=lambda report: report.result.position == Position(2, 0))
     agent.ask_to_drain()
     held.release()
-    assert_all_stopped(agent.paused(0, 1), (4, 0))
+    assert_all_stopped(agent.paused(0, 1), Position(4, 0))
 
     ready = agent.prepare(again(agent))
 
-    assert {report.position for report in ready.values()} == {(4, 0)}
+    assert {report.position for report in ready.values()} == {Position(4, 0)}
     agent.go()
     finished = agent.finish()
-    assert {report.position for report in finished.values()} == {(N_STEPS, 1)}
+    assert {report.position for report in finished.values()} == {Position(N_STEPS, 1)}
     out.assert_exact()
     out.assert_nothing_was_redone()
 
 
 def test_a_newcomer_waits_for_its_plan_and_answers(agent_of: Callable[..., MiniAgent], held: Held, out: Out) -> None:
     agent = agent_of(2, *held.arguments)
-    start_until(agent, "2x1", (2, 0))
+    start_until(agent, "2x1", Position(2, 0))
     agent.spawn(2)
     agent.wait(Hello, 2)
 
     pong = agent.ping(2)[2]
-    assert (pong.position, pong.waiting) == ((0, 0), True)
+    assert (pong.position, pong.waiting) == (Position(0, 0), True)
     for _ in range(2):  # a growth that comes to nothing, and another one
         agent.ask_to_drain(0)
         paused = agent.pause()
-        assert (paused[2].position, paused[2].held) == ((0, 0), ())
+        assert (paused[2].position, paused[2].held) == (Position(0, 0), ())
     agent.send_prepare(grown(agent, paused))
     held.release()
     ready = agent.wait_ready()
 
-    assert {report.position for report in ready.values()} == {(3, 0)}
+    assert {report.position for report in ready.values()} == {Position(3, 0)}
     agent.go()
     agent.finish()
     out.assert_exact()

@@ -21,6 +21,7 @@ from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan.plan import Plan, Reduction
 from odyssey.plan.proof import prove
 from odyssey.protocol.model_spec import ModelSpec
+from odyssey.protocol.units import Position
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import MapStyle
@@ -36,7 +37,7 @@ from tests import models
 from tests.moved import moved
 
 CPU = torch.device("cpu")
-POSITION = (3, 0)
+POSITION = Position(3, 0)
 ADOPTED = (1, 2)
 
 
@@ -284,7 +285,7 @@ def other_denominator(rank):
 
 
 def data_cursor_reset(rank):
-    rank.position = (0, 0)
+    rank.position = Position(0, 0)
 
 
 def other_samples(rank):

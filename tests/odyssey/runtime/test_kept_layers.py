@@ -12,6 +12,7 @@ from odyssey.plan.moves import Keep, keep_runs
 from odyssey.plan.plan import Plan, StateFrom
 from odyssey.plan.proof import prove
 from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import Position
 from strategies.building.compose import reductions
 from tests.agent_runs import nothing_left
 from tests.exactness import EXACT
@@ -55,7 +56,7 @@ def test_the_one_before_goes_on_with_both_stages(
     agent.measure()
     agent.prepare(keeping_successors(agent.first_plan(layout)))
     agent.go()
-    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
     paused = agent.pause()
     assert agent.plan is not None
     plan = replace(agent.plan, generation=agent.generation, step=3, state_from=StateFrom.HOLDERS)

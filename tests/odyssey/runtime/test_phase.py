@@ -201,7 +201,7 @@ class Rank(RuleBasedStateMachine):
         self.take(self.passed)
         self.leave()
         if drained_for is not None and drained_for > generation:
-            assert self.told == (drained_for, (position[0] + 1, 0), "between")
+            assert self.told == (drained_for, Position(position.step + 1, 0), "between")
             assert self.phase.communication is Communication.STOPPED
 
     def take(self, result: Result) -> None:
@@ -256,7 +256,7 @@ STEPS = {
     "entered": lambda phase: phase.entered("step"),
     "acting": Phase.acting,
     "contributed": Phase.contributed,
-    "done": lambda phase: phase.done(Result((0, 0), "step", (0.0, 0.0))),
+    "done": lambda phase: phase.done(Result(Position(0, 0), "step", (0.0, 0.0))),
     "left": Phase.left,
     "over": Phase.over,
     "preparing": lambda phase: phase.preparing(1),
@@ -325,21 +325,21 @@ def test_orders_of_an_older_generation_change_nothing() -> None:
 
 
 def test_with_new_gradient_buffers_what_was_contributed_is_gone() -> None:
-    again = Phase(2, Activity.CONTRIBUTED, Communication.PREPARING, (4, 0), "step").rebuilt(False)
+    again = Phase(2, Activity.CONTRIBUTED, Communication.PREPARING, Position(4, 0), "step").rebuilt(False)
 
     assert again.activity is Activity.COMPUTING and word_of(again) == "compute"
-    assert not again.may_take(Result((4, 0), "step", (0.1, 1.0)))
+    assert not again.may_take(Result(Position(4, 0), "step", (0.1, 1.0)))
 
 
 def test_a_result_is_not_taken_over_by_who_has_not_contributed() -> None:
     """I1."""
-    result = Result((4, 0), "step", (0.1, 1.0))
-    computing = Phase(1, Activity.COMPUTING, Communication.STOPPED, (4, 0), "step")
+    result = Result(Position(4, 0), "step", (0.1, 1.0))
+    computing = Phase(1, Activity.COMPUTING, Communication.STOPPED, Position(4, 0), "step")
 
     assert not computing.may_take(result)
-    assert Phase(1, Activity.COMPUTING, Communication.STOPPED, (4, 0), "step", is_idle=True).may_take(result)
-    assert Phase(1, Activity.CONTRIBUTED, Communication.STOPPED, (4, 0), "step").may_take(result)
-    assert not Phase(1, Activity.CONTRIBUTED, Communication.STOPPED, (4, 1), "evaluate").may_take(result)
+    assert Phase(1, Activity.COMPUTING, Communication.STOPPED, Position(4, 0), "step", is_idle=True).may_take(result)
+    assert Phase(1, Activity.CONTRIBUTED, Communication.STOPPED, Position(4, 0), "step").may_take(result)
+    assert not Phase(1, Activity.CONTRIBUTED, Communication.STOPPED, Position(4, 1), "evaluate").may_take(result)
 
 
 def test_a_drain_that_comes_before_go_is_obeyed_holds_in_the_generation_that_runs() -> None:
@@ -366,7 +366,7 @@ def test_a_drain_says_nothing_to_who_does_not_run(communication: Communication) 
 
 
 def test_whatever_ends_a_generation_ends_the_drain_that_was_asked_of_it() -> None:
-    draining = Phase(1, Activity.CONTRIBUTED, Communication.RUNNING, (4, 0), "step").draining(2)
+    draining = Phase(1, Activity.CONTRIBUTED, Communication.RUNNING, Position(4, 0), "step").draining(2)
 
     assert draining.drain == 2
     assert draining.paused(3).drain is draining.paused(2).drain is draining.broken().drain is None
@@ -389,7 +389,7 @@ def test_a_rank_without_work_takes_a_drain_for_a_pause(communication: Communicat
 
 
 def test_a_script_that_ends_before_another_unit_answers_no_drain() -> None:
-    ended = Phase(1, Activity.IN_SCRIPT, Communication.RUNNING, (4, 0)).draining(2).over()
+    ended = Phase(1, Activity.IN_SCRIPT, Communication.RUNNING, Position(4, 0)).draining(2).over()
 
     assert (ended.generation, ended.communication) == (1, Communication.RUNNING)
     assert ended.paused(2).answered().generation == 2

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from odyssey.plan.plan import Plan
 from odyssey.plan.proof import prove
 from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import Position
 from strategies.rebalance import slow as propose
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
@@ -56,7 +57,7 @@ def test_what_is_done_about_a_slow_rank_changes_no_number(
     try:
         agent.start("2x2")
         agent.go()
-        agent.wait(Committed, 0, when=lambda report: report.result.position == (1, 0))
+        agent.wait(Committed, 0, when=lambda report: report.result.position == Position(1, 0))
         held = {rank: frozenset(report.held) for rank, report in agent.pause().items()}
         later.release()
         state = replace(agent.situation(held, agent.profile), slow={3: 3.0})

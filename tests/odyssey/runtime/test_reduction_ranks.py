@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import Position
 from tests.agent_runs import nothing_left
 from tests.mini_agent import MiniAgent, forks
 from tests.odyssey.runtime.test_split_ranks import agent_of, assert_exact
@@ -56,7 +57,7 @@ def test_a_rank_that_ends_between_two_reductions_changes_no_number(
     agent.measure()
     agent.prepare(agent.first_plan(layout))
     agent.go()
-    agent.wait(Committed, rank, when=lambda report: report.result.position == (0, 0))
+    agent.wait(Committed, rank, when=lambda report: report.result.position == Position(0, 0))
     assert agent.processes[rank].wait(60) == -signal.SIGKILL
     agent.leave(rank)
 

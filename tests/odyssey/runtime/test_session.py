@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from odyssey.plan.plan import Plan, StateFrom
 from odyssey.protocol.orders import Follow, Go, Pause, Prepare
 from odyssey.protocol.reports import Broken, Committed, Failed, Hello, Paused, Ready
+from odyssey.protocol.units import Position
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS
@@ -73,7 +74,7 @@ def gate_after_three_steps(agent: MiniAgent, held: Held) -> dict[int, Ready]:
     """Train three steps, then stand at the gate of the same plan as generation 2: Ready with optimizer state, no Go."""
     agent.start("2x2")
     agent.go()
-    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
     paused = agent.pause()
     assert {report.phase for report in paused.values()} == {"between"}
     assert agent.plan is not None
@@ -104,7 +105,7 @@ def test_a_stage_that_is_cut_among_its_hosts_goes_on_exactly(
     agent = agent_of(4, *EXACT, *held.arguments, "--out", tmp_path / "out.pt")
     agent.start("3+1")
     agent.go()
-    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
     agent.kill(3)
 
     plan = agent.replan("reroute", agent.pause())
@@ -149,7 +150,7 @@ def test_a_rank_that_is_killed_while_it_is_read_is_a_loss(
     agent = agent_of(3, *EXACT, "--kill-source", file, *held.arguments, "--out", tmp_path / "out.pt")
     agent.start("3x1")
     agent.go()
-    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
     agent.kill(2)
     plan = agent.replan("respawn", agent.pause(), respawnable=(2,))
     agent.spawn(2)
@@ -213,13 +214,13 @@ def test_a_rank_that_joins_late_replays_and_is_exact(agent_of: Callable[..., Min
     held.release()
     ready = agent.wait_ready()
 
-    assert {report.position for report in ready.values()} == {(3, 1)}
+    assert {report.position for report in ready.values()} == {Position(3, 1)}
     assert digests(ready)[0] == digests(ready)[1]
     agent.go()
     finished = agent.finish()
     assert finished[0].position == finished[1].position
     committed = [report.result for report in agent.heard[1] if isinstance(report, Committed)]
-    assert committed[0].position == (3, 1) and committed[0].kind == "step"
+    assert committed[0].position == Position(3, 1) and committed[0].kind == "step"
     assert_exact(tmp_path / "out.pt")
     exactness.assert_told(tmp_path / "told", [0, 1], exactness.told_of("gpt", N_STEPS, 15, 2, 3), late=[1])
     told = json.loads((tmp_path / "told" / "1").read_text())
@@ -280,22 +281,22 @@ def test_what_is_summed_of_a_unit_that_others_have_passed_is_nothing_of_the_next
     agent = agent_of(3, *EXACT, *held.arguments, "--at-commit", 1, 3, "lose", "--out", tmp_path / "out.pt")
     agent.start("1x3")
     agent.go()
-    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
     held.release()
-    agent.wait(Committed, 0, 2, when=lambda report: report.result.position == (3, 0))
+    agent.wait(Committed, 0, 2, when=lambda report: report.result.position == Position(3, 0))
     agent.wait(Broken, 1)
     paused = agent.pause()
-    assert (paused[1].position, paused[1].phase) == ((3, 0), "contributed")
+    assert (paused[1].position, paused[1].phase) == (Position(3, 0), "contributed")
     assert [its.samples for its in paused[1].summed] == [((0, 15),)]
 
     assert agent.plan is not None
     plan = replace(agent.plan, generation=agent.generation, step=4, state_from=StateFrom.HOLDERS)
     agent.order(Prepare(plan.generation, plan, agent.results, agent.boundaries), 1)
-    while agent.ping(1)[1].position != (4, 0):
+    while agent.ping(1)[1].position != Position(4, 0):
         pass
     paused = agent.pause()
 
-    assert (paused[1].position, paused[1].summed) == ((4, 0), ())
+    assert (paused[1].position, paused[1].summed) == (Position(4, 0), ())
     agent.prepare(replace(plan, generation=agent.generation))
     agent.go()
     agent.finish()
@@ -318,7 +319,7 @@ def without_go(agent: MiniAgent, held: Held) -> Plan:
     """Rank 3 is lost behind step 2, and rank 2 idles in the next plan, with what it held: Go reaches the others only."""
     agent.start("2x2")
     agent.go()
-    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
     agent.kill(3)
     plan = agent.replan("shrink", agent.pause())
     agent.send_prepare(plan)
@@ -336,20 +337,20 @@ def test_an_idle_rank_that_go_has_not_reached_lets_its_layers_go_with_the_first_
     """I9: They are behind what the others have trained, and would be taken for the same once it stands where those do."""
     agent = agent_of(4, *EXACT, *held.arguments, *later.arguments, "--out", tmp_path / "out.pt")
     plan = without_go(agent, held)
-    agent.wait(Committed, 0, 1, when=lambda report: report.result.position == (3, 0))
+    agent.wait(Committed, 0, 1, when=lambda report: report.result.position == Position(3, 0))
     if follows:
         agent.order(Follow(agent.generation, agent.results[-1]), 2)
-        while agent.ping(2)[2].position != (4, 0):
+        while agent.ping(2)[2].position != Position(4, 0):
             pass
     paused = agent.pause()
-    assert (paused[2].position, paused[2].phase) == (((4, 0), "between") if follows else ((3, 0), "idle"))
+    assert (paused[2].position, paused[2].phase) == ((Position(4, 0), "between") if follows else (Position(3, 0), "idle"))
     assert bool(paused[2].held) is not follows
 
     agent.send_prepare(replace(plan, generation=agent.generation, step=4, move_runs=()))
     later.release()
 
     ready = agent.wait_ready()
-    assert ready[2].position == (4, 0) and not ready[2].digests
+    assert ready[2].position == Position(4, 0) and not ready[2].digests
     agent.go()
     agent.finish()
     assert_exact(tmp_path / "out.pt")
@@ -364,7 +365,7 @@ def test_the_end_of_its_socket_ends_a_rank(agent_of: Callable[..., MiniAgent], h
         agent.start("2x1")
     if where == "in the script's own code":
         agent.go()
-        agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+        agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
     elif where == "waiting for a rank":
         agent.order(Go(1), 0)
     assert agent.leave(0) == -signal.SIGKILL
@@ -374,7 +375,7 @@ def test_a_rank_builds_nothing_anew_once_a_unit_is_final(agent_of: Callable[...,
     agent = agent_of(2, *EXACT, *held.arguments)
     agent.start("2x1")
     agent.go()
-    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
     agent.pause()
     assert agent.plan is not None and agent.plan.state_from is StateFrom.SCRIPT
 
@@ -388,13 +389,13 @@ def test_a_pause_is_answered_from_the_scripts_own_code(agent_of: Callable[..., M
     agent = agent_of(2, *EXACT, *held.arguments, "--out", tmp_path / "out.pt")
     agent.start("2x1")
     agent.go()
-    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.wait(Committed, when=lambda report: report.result.position == Position(2, 0))
 
     agent.order(Pause(2))
     paused = agent.wait(Paused)  # the script waits for us meanwhile
 
     layers = tuple(range(6))
-    assert {(report.position, report.phase, report.held) for report in paused.values()} == {((3, 0), "between", layers)}
+    assert {(report.position, report.phase, report.held) for report in paused.values()} == {(Position(3, 0), "between", layers)}
 
 
 def test_a_rank_that_was_paused_in_its_action_does_not_pass_the_unit_alone(
@@ -407,13 +408,13 @@ def test_a_rank_that_was_paused_in_its_action_does_not_pass_the_unit_alone(
     agent.go()
     with (tmp_path / "hold").open("wb"):  # opens when the action does
         paused = agent.pause()
-    assert (paused[0].position, paused[0].phase) == ((N_STEPS, 0), "between")
+    assert (paused[0].position, paused[0].phase) == (Position(N_STEPS, 0), "between")
 
     assert agent.plan is not None
     plan = replace(agent.plan, generation=agent.generation, step=N_STEPS, state_from=StateFrom.HOLDERS)
     ready = agent.prepare(plan)
 
-    assert ready[0].position == (N_STEPS, 0)
+    assert ready[0].position == Position(N_STEPS, 0)
     agent.go()
     agent.finish()  # the action has been completed: opened again, the pipe would never end
     once = [report for report in agent.heard[0] if isinstance(report, Committed) and report.result.kind == "once_with_state"]
@@ -431,7 +432,7 @@ def test_an_action_is_not_done_again_when_the_rank_that_did_it_has_no_work_any_m
     with (tmp_path / "hold").open("wb"):  # opens when the action of rank 0 does
         agent.kill(1)
         paused = agent.pause()
-    assert (paused[0].position, paused[0].phase) == ((N_STEPS, 0), "between")
+    assert (paused[0].position, paused[0].phase) == (Position(N_STEPS, 0), "between")
     plan = agent.replan("shrink", paused)
     assert plan.idle == (0,)
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from odyssey.plan.plan import Plan, Schedule
 from odyssey.protocol.reports import Committed
+from odyssey.protocol.units import Position
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS
@@ -72,7 +73,7 @@ def test_a_rank_that_is_killed_under_a_split_backward_changes_no_number(
     agent.measure()
     agent.prepare(agent.split(agent.first_plan("2x2"), 2.0))
     agent.go()
-    agent.wait(Committed, 0, when=lambda report: report.result.position == (1, 0))
+    agent.wait(Committed, 0, when=lambda report: report.result.position == Position(1, 0))
     agent.kill(3)  # wherever it is in the next step
 
     plan = agent.replan(strategy, agent.pause())

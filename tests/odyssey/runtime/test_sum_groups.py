@@ -17,6 +17,7 @@ from odyssey.plan import needs
 from odyssey.plan.needs import Needs, SumOver
 from odyssey.plan.worker import Worker
 from odyssey.protocol.reports import Offered, Paused, WholeGroup
+from odyssey.protocol.units import Position
 from odyssey.runtime import nccl
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
@@ -69,7 +70,10 @@ class Ranks:
         self.each(Groups.build)
 
     def paused(self, generation: int) -> dict[int, Paused]:
-        return {rank: Paused(rank, generation, (0, 0), "compute", (), (), groups.whole()) for rank, groups in self.of.items()}
+        return {
+            rank: Paused(rank, generation, Position(0, 0), "compute", (), (), groups.whole())
+            for rank, groups in self.of.items()
+        }
 
     def group(self, rank: int, over: SumOver) -> SumGroup:
         return self.of[rank]._sums[over]
@@ -153,7 +157,7 @@ def test_what_was_in_no_cut_sum_and_lost_nobody_goes_on(
 
 
 def whole_of(said: Mapping[int, Iterable[WholeGroup]]) -> dict[str, SumOver]:
-    paused = {rank: Paused(rank, 2, (0, 0), "compute", (), (), tuple(its)) for rank, its in said.items()}
+    paused = {rank: Paused(rank, 2, Position(0, 0), "compute", (), (), tuple(its)) for rank, its in said.items()}
     return gate.whole_groups(paused)
 
 

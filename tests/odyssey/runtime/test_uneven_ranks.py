@@ -17,6 +17,7 @@ from odyssey.plan.pipelines import Pipeline, blocks_of
 from odyssey.plan.plan import Plan, Schedule
 from odyssey.plan.proof import prove
 from odyssey.protocol.reports import Broken, Committed, OpTimes
+from odyssey.protocol.units import Position
 from strategies.search import answer, best
 from tests import exactness, models, reference
 from tests.agent_runs import TRAIN, nothing_left
@@ -109,7 +110,7 @@ def test_a_rank_that_is_killed_changes_no_number(
     plan = agent.first_plan("2x2")
     agent.prepare(plan if moment == 2 else cut_into(plan, (9, 13)))
     agent.go()
-    agent.wait(Committed, 0, when=lambda report: report.result.position == (moment, 0))
+    agent.wait(Committed, 0, when=lambda report: report.result.position == Position(moment, 0))
     agent.kill(3)  # wherever it is in the next step
 
     plan = agent.replan(strategy, agent.pause())
@@ -167,7 +168,7 @@ def test_the_search_cuts_by_itself_and_goes_on_whole_where_that_is_as_good(
     assert plan.is_cut and list(map(plan.samples.n_in, plan.pipelines)) == [6, 6, 5, 5]
     agent.prepare(plan)
     agent.go()
-    agent.wait(Committed, 0, when=lambda report: report.result.position == (1, 0))
+    agent.wait(Committed, 0, when=lambda report: report.result.position == Position(1, 0))
     agent.kill(3)
     plan = agent.replan("shrink", agent.pause())
     later.release()
@@ -187,7 +188,7 @@ def test_a_layer_that_begins_to_draw_ends_no_job_and_changes_no_number(
     agent.prepare(plan)
     agent.go()
     agent.wait(Broken, 0)
-    assert agent.results[-1].position == (2, 0)
+    assert agent.results[-1].position == Position(2, 0)
     reasons = [report.uncut for report in agent.heard[0] if isinstance(report, OpTimes) and report.uncut]
     assert reasons == ["layer 1.Block draws random numbers"]
     held = {rank: frozenset(report.held) for rank, report in agent.pause().items()}

@@ -26,7 +26,7 @@ from launcher.joblog.events import (
 from odyssey.plan.approximation import Approximation, LowRank
 from odyssey.plan.worker import Worker
 from odyssey.protocol.reports import Committed
-from odyssey.protocol.units import Result
+from odyssey.protocol.units import Position, Result
 from odyssey_cli.display import screen as screen_module
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_grid import plan_grid
@@ -250,7 +250,7 @@ def test_the_summary_of_a_job_that_has_resumed_another_counts_its_own_steps() ->
     from odyssey_cli.display.summary import summary
 
     board = board_after("GenerationStarted")
-    board.apply(Event(board.now, 1, "rank 0", Committed(0, 1, Result((0, 0), "resume", (100_000.0,)), 0, 0.05)))
+    board.apply(Event(board.now, 1, "rank 0", Committed(0, 1, Result(Position(0, 0), "resume", (100_000.0,)), 0, 0.05)))
     approximate = msgspec.structs.replace(job_events.plan(), approximation=Approximation((Worker(1),), LowRank(4), ()))
     for step in range(100_000, 100_008):
         board.apply(job_events.committed(step, board.now + 2))
