@@ -116,6 +116,8 @@ class Layers:
         """Build layers, or have them moved here."""
         began_s = time.monotonic()
         is_mover = worker in groups.needs.movers
+        if self.changes_between_units and worker in plan.moved_to:
+            self._n_compared_steps = 0  # first: a cut may come when state has
         with draws.apart(self.device):  # functions that build layers draw, and not on all ranks the same
             if plan.state_from is StateFrom.SCRIPT:
                 self.model.hold_built(plan.holds.get(worker, frozenset()))
@@ -123,8 +125,6 @@ class Layers:
                 self.model.hold_built(())  # its state comes from others, if it has work at all
             moved = move_layers(plan.moves, worker, self.model, groups) if is_mover else Moved()
         self._backend.moved(plan, worker, began_s)
-        if self.changes_between_units and worker in plan.moved_to:
-            self._n_compared_steps = 0
         return moved
 
     def runner(self, plan: Plan, worker: Worker, groups: Groups, boundaries: Iterable[Boundary], rest: Rest | None) -> Engine:
