@@ -69,6 +69,10 @@ class WholeReplay(Replay):
         if self._is_to_come:
             self._state = copy.deepcopy(state)
 
+    def gone(self) -> None:
+        """This rank holds the layer no more, and others train it: that state is not put back any more."""
+        self._state = None
+
     def joining(self) -> None:
         self._is_to_come = True
 
@@ -208,8 +212,10 @@ class ScriptModel(Model):
             parameter.grad = None
 
     def keep_only(self, layers: Iterable[int]) -> None:
-        """The script's objects stay in any case."""
+        """The script's objects stay in any case, as they are."""
         self._take(self.held & frozenset(layers))
+        if not self.held:
+            self.replay.gone()
 
     def export(self, layer: int) -> dict[str, Any]:
         """With what the loop has set its modules to."""

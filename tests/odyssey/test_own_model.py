@@ -382,6 +382,22 @@ def test_an_attribute_that_is_what_it_was_at_first_arrives_too():
     assert its_net[1].p == net[1].p == 0.2
 
 
+def test_a_state_that_comes_and_goes_before_the_script_has_caught_up_is_not_waited_for():
+    """The next plan leaves the rank out, and perhaps the one behind that does not."""
+    state = moved(whole("average")[3].export(0))
+    _, _, its_loop, other = whole("average")
+    other.replay.joining()
+    other.adopt(0, state)
+    other.keep_only(())
+    its_loop.behind(0, 0.1)
+    other.replay.replaying()
+    other.adopt(0, state)
+    came = digest(other.shard_state(0))
+    its_loop.behind(1, 0.1)
+    other.replay.replayed()
+    assert digest(other.shard_state(0)) == came
+
+
 class Slow(torch.optim.SGD):
     """An optimizer around another, with attributes of its own: of each two steps it takes the second."""
 
