@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 SCRIPT = """
@@ -156,7 +155,8 @@ def test_a_job_whose_terminal_is_stopped_ends_when_it_is_told_to(tmp_path: Path,
     wait_for(lambda: writes_to_stderr(process.pid))
     (tmp_path / "gone").touch()
     if ends:
-        wait_for(lambda: not psutil.Process(process.pid).children())
+        (log,) = tmp_path.glob("odyssey-logs/*/events.jsonl")
+        wait_for(lambda: "job_ended" in log.read_text())
 
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:  # between the job's end and the last lines nobody hears it
