@@ -220,6 +220,11 @@ class MiniAgent:
         return finished
 
     @property
+    def living(self) -> set[int]:
+        """Those that have not been killed."""
+        return {*self._sockets}
+
+    @property
     def profile(self) -> Profile:
         """What the ranks have measured."""
         assert self._profile is not None
@@ -318,6 +323,7 @@ class MiniAgent:
 
     def _forget(self, rank: int) -> None:
         sock = self._sockets.pop(rank)
+        self.followers = tuple(follower for follower in self.followers if follower != rank)
         if sock in self._selector.get_map():
             self._selector.unregister(sock)
         sock.close()
