@@ -262,9 +262,10 @@ def test_whatever_is_cut_while_layers_move_and_ranks_come_and_go_all_units_are_e
         agent = agent_of(n_ranks, *EXACT, *told, *held.arguments, *words, "--out", tmp_path / "out.pt")
         agent.start(layout)
         Changes(agent, held, Position(N_STEPS, int(N_STEPS % every == 0)), random).to_the_end()
-        agent.finish()
+        ranks = agent.finish().keys()
     finally:
         held.release()
     assert_exact(tmp_path / "out.pt", model)
-    ended = [int(path.name) for path in (tmp_path / "told").iterdir()]
-    assert_told(tmp_path / "told", ended, told_of(model, N_STEPS, 15, 2, every), late=ended)
+    wrote = {int(path.name) for path in (tmp_path / "told").iterdir()}
+    assert ranks <= wrote  # one that was killed at the last unit has written, too
+    assert_told(tmp_path / "told", wrote, told_of(model, N_STEPS, 15, 2, every), late=wrote)
