@@ -308,7 +308,7 @@ def test_of_ranks_that_their_cut_off_agent_holds_nobody_is_told_to_continue_them
 @pytest.mark.timeout(900)  # one process trains as many steps, to compare
 def test_a_host_that_was_cut_off_is_taken_in_again_when_it_is_back_and_once_more(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
-    its.n_steps, its.pause_s = 1600, 0.05  # a host that is lost twice has to wait for a while
+    its.n_steps, its.pause_s = 400, 0.2  # a host that is lost twice has to wait for a while
     its.train(detect="2s", profile=its.own_processors(), strategy="reroute")  # so that it pays to have the places filled again
     for _ in range(2):
         its.hosts.cut(3)
