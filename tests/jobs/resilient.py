@@ -28,8 +28,8 @@ And those whose model
 
 With `/N` behind it the model is sharded by torch over N ranks (odyssey.shard_mesh).
 With `+KIND` or `+KIND+N` behind that its data can only be iterated over (tests/streams.py), by N worker processes.
-A KILL is RANK:STEP:POINT; with -1 and `built` it comes before the job. Each rank writes at the end what its own objects have
-come to, if it has work then.
+A KILL is RANK:STEP:POINT; with -1 and `built` it comes before the job, and with `--hold FILE -1` once FILE is free. Each rank
+writes at the end what its own objects have come to, if it has work then.
 """
 
 from __future__ import annotations
@@ -249,6 +249,8 @@ def main() -> None:
         for victim, step, where in kills:
             mark = out / f"killed-{victim}-{step}-{where}"
             if (victim, int(step), where) == (rank, now, point) and not mark.exists():
+                if where == "built" and held is not None:
+                    wait_for(held[0])
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -295,8 +297,7 @@ def main() -> None:
         if variant in EVALUATED:
             averaged[step.index] = swapped(run, net, loop) if variant == "swapped" else evaluated(run, loop, variant)
         if held is not None and step.index == held[1]:
-            with open(held[0], "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
+            wait_for(held[0])
         if variant == "saved" and step.index % SAVE_EVERY == SAVE_EVERY - 1:
             run.save(out / "checkpoints")
             run.once(lambda: print("saved", flush=True))
@@ -313,6 +314,12 @@ def main() -> None:
     }
     if run.rank in run.plan.workers:  # of a sharded model some may wait for others
         torch.save(found, out / f"{rank}.pt")
+
+
+def wait_for(path: str) -> None:
+    """Wait until the test lets go of the file, which it holds exclusively."""
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def evaluated(run: Any, loop: Loop, variant: str) -> float:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen, RankLost, Restarting
 from launcher.options import RunOptions
+from odyssey.protocol.reports import Hello
 from perfmodel.profile import profile as profiles
 from perfmodel.profile.profile import Profile
 from tests import ROOT
@@ -62,7 +63,14 @@ def test_survivors_go_on_wherever_a_rank_is_lost(variant: str, point: str, tmp_p
 
 
 def test_a_rank_that_starts_again_before_the_first_plan_begins_with_the_model_of_the_first(tmp_path: Path) -> None:
-    ran = Ran(options(tmp_path, "unlike", "2:-1:built", max_restarts=1))
+    """It is lost when another has joined: before that it is one of a plain script, and all start again."""
+    held = Held(tmp_path / "held", -1)
+
+    def watch(event: Event, ran: Ran) -> None:
+        if isinstance(event.body, Hello):
+            held.release()
+
+    ran = Ran(options(tmp_path, "unlike", *held.arguments, "2:-1:built", max_restarts=1), watch)
     assert_exact(ran, tmp_path, "unlike")
     assert len(ran.all(RankLost)) == len(ran.all(GenerationStarted)) == 1
 
