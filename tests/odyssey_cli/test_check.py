@@ -17,8 +17,9 @@ from launcher.host.fitness import child
 from launcher.host.fitness.findings import Device, HostReport, Versions
 from launcher.host.fitness.judgement import Finding, Level, bad_hosts
 from launcher.host.fitness.judgement import judge as judge_hosts
-from odyssey_cli.check import probe
+from odyssey_cli.check import links, probe
 from odyssey_cli.check.judgement import judge
+from odyssey_cli.check.links import Asks
 from odyssey_cli.check.report import Clock, Link, Seen
 from tests import ROOT
 from tests.launcher.cluster.test_agents import MEETS, Agent, start
@@ -177,6 +178,25 @@ def test_a_host_that_is_far_away_is_blamed_for_it() -> None:
     far = (1.25e9, 0.01)
     (found,) = judge(seen(4, l03=far, l13=far, l23=far))
     assert (found.at, found.what) == (3, "all links to it: 10 ms for a round trip, where hosts reach 50 µs")
+
+
+@pytest.mark.parametrize("held_up", [{6}, {6, 7}, {0, 5}])
+def test_a_transfer_that_is_held_up_is_not_taken_for_the_cable(held_up: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host is busy for a second in the midst of some transfers. 10 Gbit/s, without a round trip."""
+    now_s, sizes = 0.0, list[int]()
+
+    class Cable(Asks):
+        def __init__(self) -> None: ...
+
+        def _send(self, n_bytes: int) -> float:
+            nonlocal now_s
+            now_s += n_bytes / 1.25e9 + (len(sizes) in held_up)
+            sizes.append(n_bytes)
+            return now_s
+
+    monkeypatch.setattr(links.time, "perf_counter", lambda: now_s)
+    assert Cable().bandwidth(0.0) == pytest.approx(1.25e9)
+    assert held_up < set(range(len(sizes)))
 
 
 def test_a_network_that_is_slow_everywhere_is_a_warning() -> None:
