@@ -15,6 +15,8 @@ from odyssey_cli.display import quantities
 
 NARROW = 0.5
 """The part of what the median host reaches: one connection over a shared switch varies by some tens of per cent."""
+NARROW_WITHIN = 0.1
+"""The same between agents that share a machine: such a link is as fast as the machine's processors are free."""
 FAR, FAR_S = 3.0, 0.0005
 """Times what the median host reaches, and seconds beyond it: another switch adds microseconds, a busy host more."""
 NARROWEST = 100e6
@@ -28,11 +30,16 @@ def judge(hosts: Sequence[Seen]) -> list[Finding]:
     reports = [seen.host for seen in hosts]
     names = judgement.labels(reports)
     links = [link for seen in hosts for link in seen.links]
-    found = [*judgement.judge(reports), *_links(links, names), *_clocks(hosts), *_groups(hosts)]
+    machines = [report.machine for report in reports]
+    found = [*judgement.judge(reports), *_links(links, names, machines), *_clocks(hosts), *_groups(hosts)]
     return sorted(found, key=lambda finding: list(Level).index(finding.level), reverse=True)
 
 
-def _links(links: Sequence[Link], names: Sequence[str]) -> Iterator[Finding]:
+def _links(links: Sequence[Link], names: Sequence[str], machines: Sequence[str]) -> Iterator[Finding]:
+    def narrowest(link: Link) -> float:
+        machine = machines[link.source]
+        return NARROW_WITHIN if machine and machine == machines[link.target] else NARROW
+
     for link in links:
         if link.problem:
             help = "let hosts reach each other at all ports, or name the right interface with --local-addr"
@@ -46,7 +53,7 @@ def _links(links: Sequence[Link], names: Sequence[str]) -> Iterator[Finding]:
     nearest_s = statistics.median(
         min(its.round_trip_s for its in measured if host in (its.source, its.target)) for host in hosts
     )
-    narrow = [link for link in measured if link.bandwidth < NARROW * widest]
+    narrow = [link for link in measured if link.bandwidth < narrowest(link) * widest]
     far = [link for link in measured if link.round_trip_s > max(FAR * nearest_s, nearest_s + FAR_S)]
     help = "look at its cable, its port of the switch, and `ethtool` for its speed and errors"
     for at, its in _blamed(narrow, measured):

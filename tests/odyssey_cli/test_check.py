@@ -174,6 +174,13 @@ def test_one_direction_of_one_cable_is_blamed_on_who_sends() -> None:
     assert [finding.at for finding in judge(seen(2, l10=(1e8, 5e-5)))] == [1]
 
 
+@pytest.mark.parametrize(("rate", "blamed"), [(3e8, []), (1e8, [1])])
+def test_between_agents_of_one_machine_only_what_no_busy_processor_explains_is_blamed(rate: float, blamed: list[int]) -> None:
+    hosts = seen(3, l12=(rate, 5e-5))
+    hosts = [replace(each, host=replace(each.host, machine="m")) if i else each for i, each in enumerate(hosts)]
+    assert [finding.at for finding in judge(hosts) if finding.level is Level.BAD] == blamed
+
+
 def test_a_host_that_is_far_away_is_blamed_for_it() -> None:
     far = (1.25e9, 0.01)
     (found,) = judge(seen(4, l03=far, l13=far, l23=far))
