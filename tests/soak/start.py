@@ -149,6 +149,8 @@ class Start:
         command = [sys.executable, "-m", "tests.soak.drive", str(Path(__file__).with_name("train.py"))]
         command += map(str, (self.folder / "case.json", self.folder, self._write_end, self.number, number, self._port))
         with self._output(number).open("wb") as output:
+            # Linux may share processors by session: agents that share one, with pytest in it, starve beside ranks, which have one
+            # each. Agents on several hosts share none.
             self._agents.append(
                 subprocess.Popen(
                     command,
@@ -158,6 +160,7 @@ class Start:
                     stderr=output,
                     env=os.environ | own,
                     pass_fds=[self._write_end],
+                    start_new_session=True,
                 )
             )
 
