@@ -323,7 +323,7 @@ def test_a_host_that_was_cut_off_is_taken_in_again_when_it_is_back_and_once_more
 @pytest.mark.soak
 def test_the_host_that_led_is_taken_in_again_when_it_is_back(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
-    its.n_steps, its.pause_s = 700, 0.05
+    its.n_steps, its.pause_s = 175, 0.2
     its.train(detect="2s", profile=its.own_processors())
     its.hosts.cut(1)
     its.agents[1].until(lambda line: "stand still" in line)
