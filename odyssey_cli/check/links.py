@@ -20,7 +20,7 @@ FIRST_BYTES, LAST_BYTES = 1 << 16, 1 << 28
 ENOUGH_S = 0.25
 """A transfer that takes so long is long enough to be measured; before that it is tried with four times the bytes."""
 N_TRANSFERS = 3
-"""Long enough: what a busy host holds up for a moment is not taken for its cable."""
+"""So many that are long enough, of which the fastest counts: what a busy host holds up for a moment is not its cable."""
 CHUNK = bytes(1 << 20)
 MAX_ALL = 8
 """Up to so many hosts each pair is measured; of more, neighbours in a ring, as rounds take time."""
