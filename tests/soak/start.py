@@ -149,8 +149,8 @@ class Start:
         command = [sys.executable, "-m", "tests.soak.drive", str(Path(__file__).with_name("train.py"))]
         command += map(str, (self.folder / "case.json", self.folder, self._write_end, self.number, number, self._port))
         with self._output(number).open("wb") as output:
-            # Linux may share processors by session: agents that share one, with pytest in it, starve beside ranks, which have one
-            # each. Agents on several hosts share none.
+            # Linux may share processors by session: agents that share one, with pytest in it, starve beside ranks, which
+            # have one each. Agents on several hosts share none.
             self._agents.append(
                 subprocess.Popen(
                     command,
