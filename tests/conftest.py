@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 from tests.examples import SHARE
-from tests.going_on import GoingOn, code_of
+from tests.going_on import Code, GoingOn
 from tests.supervised import NETWORKS, supervise
 from tests.warm import popen
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is imported and collected
     _set_variables(_own_folder(config))
     if (file := config.getoption("--go-on")) is not None:
-        config.pluginmanager.register(GoingOn(file, code_of(), getattr(config, "workerinput", None)))
+        config.pluginmanager.register(GoingOn(file, Code().key_of, getattr(config, "workerinput", None)))
     config.stash[_stderr] = os.dup(2)  # as it is outside of tests
     _set_signals()
     os.umask(0o022)

@@ -1,14 +1,16 @@
-"""`--go-on=FILE`: a long run of tests that was cut off goes on where it stopped, as long as the code is the same.
+"""`--go-on=FILE`: a long run of tests that was cut off goes on where it stopped, with what has passed on the same code.
 
-The first line of FILE says which code it is of; each other one names a test that has passed. FILE may be committed among the
-records of benchmarks, which do not belong to the code: then another machine goes on.
+Each line of FILE names a test that has passed, behind a key of the code that it ran. FILE may be committed among the records of
+benchmarks, which do not belong to the code: then another machine goes on.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from tests import ROOT
 
 _BEFORE = "passed_before"
+_CONFTEST = "tests/conftest.py"
 PAGES = ("docs/status.md", "docs/internals", "benchmarks/results")
 
 
@@ -27,20 +30,23 @@ class GoingOn:
     takes the place of one which died has to collect the same tests.
     """
 
-    def __init__(self, file: Path, code: str, workerinput: Mapping[str, Any] | None) -> None:
-        """`workerinput`: of a process of pytest-xdist, what it was told."""
+    def __init__(self, file: Path, key_of: Callable[[str], str], workerinput: Mapping[str, Any] | None) -> None:
+        """`key_of`: of the code that a file of tests runs; `workerinput`: of a process of pytest-xdist, what it was told."""
         self._file = file
+        self._key_of = cache(lambda nodeid: key_of(nodeid.partition("::")[0]))
         self._writes = workerinput is None
         self._called: set[str] = set()
         if workerinput is not None:
             self._before = frozenset(workerinput[_BEFORE])
             return
         lines = file.read_text().splitlines() if file.exists() else []
-        is_same = lines[:1] == [code]
-        self._before = frozenset(lines[1:] if is_same else ())
-        if not is_same:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"{code}\n")
+        same = [line for line in lines if line == self._line(line.partition(" ")[2])]
+        self._before = frozenset(line.partition(" ")[2] for line in same)
+        if same != lines:
+            file.write_text("".join(f"{line}\n" for line in same))
+
+    def _line(self, nodeid: str) -> str:
+        return f"{self._key_of(nodeid)} {nodeid}"
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -58,21 +64,45 @@ class GoingOn:
         if report.when == "call":
             self._called.add(report.nodeid)
         elif report.when == "teardown" and report.nodeid in self._called:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a") as file:
-                file.write(f"{report.nodeid}\n")
+                file.write(f"{self._line(report.nodeid)}\n")
 
 
-def code_of(root: Path = ROOT) -> str:
-    """Tell one state of all files from another, but for pages that no long test reads. Raises UsageError without git."""
+class Code:
+    """The state of all files, but for pages that no long test reads. Raises UsageError without git."""
 
-    def git(*arguments: str) -> bytes:
-        command = ["git", "-C", str(root), *arguments, "--", ".", *(f":(exclude){path}" for path in PAGES)]
+    def __init__(self, root: Path = ROOT) -> None:
+        command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
+        command += [f":(exclude){page}" for page in PAGES]
         try:
-            return subprocess.run(command, check=True, capture_output=True).stdout
+            listed = subprocess.run(command, check=True, capture_output=True).stdout
         except (OSError, subprocess.CalledProcessError) as error:
             raise pytest.UsageError(f"--go-on: git does not tell which code this is ({error}): leave it out") from None
+        paths = sorted({name.decode() for name in listed.split(b"\0") if name})
+        self._files = {path: (root / path).read_bytes() for path in paths if (root / path).is_file()}
+        self._tests = [path for path in self._files if path.startswith("tests/") and path.endswith(".py")]
 
-    found = [git("ls-files", "--stage"), git("diff")]
-    for name in git("ls-files", "-z", "--others", "--exclude-standard").split(b"\0"):
-        found += [name, (root / name.decode()).read_bytes()] if name else []
-    return hashlib.sha256(b"\0".join(found)).hexdigest()
+    def key_of(self, test: str) -> str:
+        """Tell it from the code that this file of tests runs in any other state.
+
+        All of the product counts. A Python file of the tests counts where the file of tests, conftest.py or another one that
+        counts has its name for a word: whatever imports or runs it does.
+        """
+        counted: set[str] = set()
+        found = {test, _CONFTEST} & self._files.keys()
+        while found:
+            counted |= found
+            words = {word for path in found for word in re.findall(rb"\w+", self._files[path])}
+            found = {path for path in self._tests if _name(path).encode() in words} - counted
+        left_out = {*self._tests} - counted
+        state = hashlib.sha256()
+        for path in sorted(self._files.keys() - left_out):
+            state.update(f"{path}\0{hashlib.sha256(self._files[path]).hexdigest()}\0".encode())
+        return state.hexdigest()[:16]
+
+
+def _name(path: str) -> str:
+    """A package has its folder's."""
+    file = Path(path)
+    return file.parent.name if file.stem in ("__init__", "__main__") else file.stem

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.going_on import code_of
+from tests.going_on import Code, GoingOn
 
 CONFTEST = """
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.going_on import GoingOn
 
 def pytest_configure(config):
     file, code = Path("passed"), Path("code").read_text()
-    config.pluginmanager.register(GoingOn(file, code, getattr(config, "workerinput", None)))
+    config.pluginmanager.register(GoingOn(file, lambda test: code, getattr(config, "workerinput", None)))
 """
 TESTS = """
 import os
@@ -81,28 +81,66 @@ def test_a_process_that_takes_the_place_of_another_one_leaves_out_the_same(folde
     assert run(folder) == ["dies"]
 
 
-def test_code_is_another_one_with_any_change_but_of_a_page(tmp_path: Path) -> None:
-    def git(*arguments: str) -> None:
-        given = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
-        subprocess.run(["git", "-C", str(tmp_path), *given, *arguments], check=True, capture_output=True)
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """With two files of tests, of which one runs a job by way of a module that both could use."""
+    texts = {
+        "product.py": "one",
+        "docs/status.md": "one",
+        "docs/hosts.md": "one",
+        "tests/conftest.py": "import common",
+        "tests/common.py": "one",
+        "tests/room/test_job.py": "from tests.room import runs",
+        "tests/room/runs.py": "run('tests/jobs/train.py')",
+        "tests/jobs/train.py": "one",
+        "tests/jobs/job.yaml": "one",
+        "tests/test_other.py": "one",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git = ["git", "-C", str(tmp_path), "-c", "init.defaultBranch=main"]
+    subprocess.run([*git, "init"], check=True, capture_output=True)
+    subprocess.run([*git, "add", "."], check=True, capture_output=True)
+    return tmp_path
 
-    git("init")
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "status.md").write_text("one")
-    (tmp_path / "file").write_text("one")
-    git("add", ".")
-    git("commit", "-m", "one")
-    first = code_of(tmp_path)
-    (tmp_path / "docs" / "status.md").write_text("two")
-    assert code_of(tmp_path) == first
-    git("commit", "-am", "two")
-    assert code_of(tmp_path) == first
-    (tmp_path / "file").write_text("two")
-    changed = code_of(tmp_path)
-    (tmp_path / "new").write_text("three")
-    new = code_of(tmp_path)
-    (tmp_path / "new").write_text("four")
-    assert len({first, changed, new, code_of(tmp_path)}) == 4
-    (tmp_path / "new").unlink()
-    (tmp_path / "file").write_text("one")
-    assert code_of(tmp_path) == first
+
+@pytest.mark.parametrize(
+    ("name", "job", "other"),
+    [
+        ("docs/status.md", False, False),
+        *((name, True, True) for name in ("product.py", "docs/hosts.md", "tests/jobs/job.yaml", "tests/conftest.py")),
+        ("tests/common.py", True, True),
+        *((name, True, False) for name in ("tests/room/test_job.py", "tests/room/runs.py", "tests/jobs/train.py")),
+        ("tests/test_other.py", False, True),
+        ("new", True, True),
+    ],
+)
+def test_code_is_another_one_for_those_who_run_what_has_changed(name: str, job: bool, other: bool, repository: Path) -> None:
+    """Whether git knows of the change or not; and the same again when it is undone."""
+
+    def keys() -> list[str]:
+        code = Code(repository)
+        return [code.key_of("tests/room/test_job.py"), code.key_of("tests/test_other.py")]
+
+    before, file = keys(), repository / name
+    text = file.read_text() if file.exists() else None
+    file.write_text(f"{text} two")
+    changed = keys()
+    assert [key != its for key, its in zip(changed, before, strict=True)] == [job, other]
+    subprocess.run(["git", "-C", str(repository), "add", "."], check=True)
+    assert keys() == changed
+    file.unlink()
+    assert [key != its for key, its in zip(keys(), before, strict=True)] == ([job, other] if text else [False, False])
+    if text:
+        file.write_text(text)
+    assert keys() == before
+
+
+def test_one_test_counts_for_the_file_that_it_is_in(tmp_path: Path) -> None:
+    """What has passed on other code leaves the record, and nothing else does."""
+    keys, file = {"a.py": "1", "b.py": "2"}, tmp_path / "passed"
+    file.write_text("1 a.py::test[x y]\n2 b.py::test\n")
+    assert GoingOn(file, keys.__getitem__, None) and len(file.read_text().splitlines()) == 2
+    keys["b.py"] = "3"
+    assert GoingOn(file, keys.__getitem__, None) and file.read_text() == "1 a.py::test[x y]\n"

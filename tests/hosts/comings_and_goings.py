@@ -51,11 +51,13 @@ class Broken(AssertionError):
 
 @dataclass
 class Running:
-    """An agent's process. `may_end`: why it may end before its job does; empty where it must not."""
+    """An agent's process. `endpoint`: the host that it was given; `may_end`: why it may end before its job does; empty where it
+    must not."""
 
     process: subprocess.Popen[bytes]
     out: Path
     logs: Path
+    endpoint: int
     may_end: str = ""
     is_apart: bool = False
 
@@ -118,7 +120,7 @@ class Episode:
                 self.hosts.command(i, [*command, *self._command]), cwd=ROOT, stdout=file, stderr=file, stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(self.folder)}, start_new_session=True,
             )  # fmt: skip
-        self.agents[i] = Running(process, out, logs)
+        self.agents[i] = Running(process, out, logs, endpoint)
 
     def lose(self, i: int, way: str) -> None:
         its = self.agents[i]
@@ -305,6 +307,10 @@ def _lose(its: Episode, seen: Seen, those: set[int]) -> None:
     its.tell(", ".join(f"h{i}{' (leads)' if i == seen.leader else ''}: {way}" for i, way in ways.items()))
     for i, way in ways.items():
         its.lose(i, way)
+        if way in ("kill", "ask"):  # a newcomer that has no place yet finds nobody there
+            for j, other in its.agents.items():
+                if j not in seen.members and other.endpoint == i:
+                    other.may_end = f"h{i}, which it was given, has no agent"
     began = time.monotonic()
     its.until(lambda: its.seen().n_lost >= seen.n_lost + len(those) or its._is_done())
     its.tell(f"noticed after {time.monotonic() - began:.1f} s")

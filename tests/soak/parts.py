@@ -12,11 +12,13 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import report
-from tests.going_on import code_of
+from tests.going_on import Code
 from tests.soak.soak import Total
 
 FOLDER = report.RESULTS / "soak-parts"
 """Among the records of benchmarks, so that another machine goes on."""
+TEST = "tests/test_soak.py"
+"""Its parts they are."""
 
 
 class _Parts(msgspec.Struct):
@@ -40,7 +42,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def together(name: str, part: int, n_parts: int, total: Total, folder: Path = FOLDER) -> Total | None:
     """Write down what a part has come to. Answers what all have, once each of them has come on this code."""
     folder.mkdir(parents=True, exist_ok=True)
-    file, code = folder / f"{name}.json", code_of()
+    file, code = folder / f"{name}.json", Code().key_of(TEST)
     with _alone(folder):
         data = file.read_bytes() if file.exists() else b""
         parts = msgspec.json.decode(data, type=_Parts, dec_hook=lambda _, found: Counter(found)) if data else _Parts(code, [])
