@@ -256,9 +256,11 @@ class Groups:
     # -- the waiting thread -------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        """Destroying a Gloo group joins a thread that polls every 10 ms; here nobody waits for that."""
+        """Destroying a Gloo group joins a thread that polls every 10 ms, and of a cut group may never end; here nobody waits
+        for that."""
         with self._lock:
-            over, self._sums = self._sums, {}
+            over = [group.let_go() for group in self._sums.values()]
+            self._sums = {}
         over.clear()
         self._on_device.clear()
         self._tree.clear()

@@ -80,6 +80,11 @@ class SumGroup:
         with self._lock:
             self._end()
 
+    def let_go(self) -> Any:
+        """Torch's group, which this one has no more: whoever keeps this one does not decide which thread destroys that."""
+        group, self.group = self.group, None
+        return group
+
     def _end(self) -> None:
         self._is_over = True
         self.connections.shut()

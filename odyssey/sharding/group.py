@@ -41,7 +41,9 @@ class CopyGroup(ScriptGroup):
         """Their shards, in the same order."""
         self._is_open = False
         """A pass through the model is under way, in which all call alike."""
-        self._cut: Cut | None = None
+        self._cut: str | None = None
+        """What it says, and not itself: the frames that an exception keeps hold a group, and to destroy one on the thread that
+        owns the model may wait for ever."""
 
     def among(self, groups: Groups | None, workers: Sequence[Worker]) -> None:
         """The workers that have the shards now, in the order of these; none where this rank has no work."""
@@ -63,7 +65,7 @@ class CopyGroup(ScriptGroup):
         """It is over. Raises Cut if communication ended within it."""
         self._is_open = False
         if self._cut is not None:
-            raise self._cut
+            raise Cut(self._cut)
 
     # -- who --------------------------------------------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class CopyGroup(ScriptGroup):
         try:
             self._groups.finish(self._groups.over(self._members, begin))
         except Cut as cut:
-            self._cut = cut
+            self._cut = str(cut)
             return False
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -140,7 +141,6 @@ def test_what_was_in_no_cut_sum_and_lost_nobody_goes_on(
             groups = ranks.of.pop(lost)
             groups.release()
 
-        # By name: who lets go of a group last waits for its threads, and is not to be this one.
         before = {(rank, over): group.name for rank in ranks.of for over, group in ranks.of[rank]._sums.items()}
         whole = gate.whole_groups(ranks.paused(2))
 
@@ -154,6 +154,22 @@ def test_what_was_in_no_cut_sum_and_lost_nobody_goes_on(
         for _ in range(2):
             ranks.check_sums(left)
         ranks.release()
+
+
+def test_no_other_thread_destroys_a_group_than_the_one_that_waits() -> None:
+    """To destroy one whose connections were cut may wait for ever, and works and exceptions keep a rank's part of it."""
+    ranks = Ranks()
+    ranks.build(1, range(2), ((0, 1),))
+    parts = [ranks.group(rank, SumOver(False, (0, 1))) for rank in ranks.of]
+    assert all(part.group is not None for part in parts)
+    destroyed_by: list[str] = []
+    for part in parts:
+        weakref.finalize(part.group, lambda: destroyed_by.append(threading.current_thread().name))
+    ranks.release()
+    for groups in ranks.of.values():
+        groups.waiter.thread.join()
+    assert destroyed_by == ["odyssey-wait-1"] * 2
+    assert len(parts) == 2
 
 
 def whole_of(said: Mapping[int, Iterable[WholeGroup]]) -> dict[str, SumOver]:
