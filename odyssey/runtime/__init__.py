@@ -13,7 +13,7 @@ data.py       samples and seeds; sampler.py: in which order; batches.py: those o
 streams.py    data that can only be iterated over; first_look.py: what they are like; snapshots.py: where others read on
 clock.py      what computing takes; recorder.py: when the ops of a step ran
 groups.py     communication that can be cut; waiter.py: by a thread that waits; transport.py: how groups are made;
-              sum_group.py: and what of it goes on; tree.py: between many ranks;
+              sum_group.py: and what of it goes on; tree.py: between many ranks; works.py: who lets go last;
               cut.py: what is said when it is cut;
               connections.py: its sockets, and how to shut them;
               nccl.py: what NCCL must not be left to; introductions.py: how ranks learn where they reach each other, and

@@ -29,6 +29,7 @@ from odyssey.runtime.sum_group import Sum, SumGroup
 from odyssey.runtime.transport import Transport, Wire, gloo_device
 from odyssey.runtime.tree import TreeSum
 from odyssey.runtime.waiter import Waiter
+from odyssey.runtime.works import Works
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""
@@ -75,6 +76,7 @@ class Groups:
         """The branches of it that this rank is in, from the leaves."""
         self._mesh: Any = None
         """In place of a tree: the group with all in it, in which they also send."""
+        self._mesh_works = Works()
         self._is_in_root, self._is_in_leaf = needs.in_root(me), needs.in_leaf(me)
         self._pairs: dict[Worker, Any] = {}
         """On the host, by the other one; on a device `_on_device` has them."""
@@ -120,7 +122,7 @@ class Groups:
         if subset is not None:
             return self.over(subset, lambda group: group.allreduce([tensor], options))
         if not self.needs.is_tree:
-            return self._start(lambda: self._mesh.allreduce([tensor], options))
+            return Sum((), self._start(lambda: self._mesh.allreduce([tensor], options)), [self._mesh_works])
         branches = [branch.group for branch in self._tree]
         return self._sum(self._tree, partial(TreeSum, branches, tensor, limit, self._is_in_leaf, self._is_in_root))
 
@@ -135,7 +137,8 @@ class Groups:
             self.waiter.check()  # what a cut has found whole stays so
             for group in groups:
                 group.begin()
-        return Sum(groups, self._start(operation, is_on_device=any(group.is_on_device for group in groups)))
+        started = self._start(operation, is_on_device=any(group.is_on_device for group in groups))
+        return Sum(groups, started, [group.works for group in groups if not group.is_on_device])
 
     def send(self, tensor: torch.Tensor, worker: Worker, tag: int, way: Way | None = None) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed. `way`: needed for a tensor on a
@@ -259,13 +262,14 @@ class Groups:
         """Destroying a Gloo group joins a thread that polls every 10 ms, and of a cut group may never end; here nobody waits
         for that."""
         with self._lock:
-            over = [group.let_go() for group in self._sums.values()]
-            self._sums = {}
-        over.clear()
+            over, self._sums = list(self._sums.values()), {}
+        for group in over:
+            group.destroy()
         self._on_device.clear()
         self._tree.clear()
         self._pairs.clear()
         self._mesh = self._moving = self._device = None
+        self._mesh_works.forget()
         self.memory.lent.clear()
         self.introductions.forget()
 

@@ -19,6 +19,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from odyssey.plan.needs import SumOver
 from odyssey.runtime import nccl
 from odyssey.runtime.connections import Connections
+from odyssey.runtime.works import Works
 
 
 class SumGroup:
@@ -35,6 +36,7 @@ class SumGroup:
         self.store: Store | None = None
         """Torch's, which asks it as long as there is the group, and does not keep what of it is Python."""
         self.is_on_device = is_on_device
+        self.works = Works()
         self._n_under_way = 1
         self._is_over = False
         self._lock = threading.Lock()
@@ -80,10 +82,10 @@ class SumGroup:
         with self._lock:
             self._end()
 
-    def let_go(self) -> Any:
-        """Torch's group, which this one has no more: whoever keeps this one does not decide which thread destroys that."""
-        group, self.group = self.group, None
-        return group
+    def destroy(self) -> None:
+        """Destroy torch's group on this thread, whoever else keeps this one. It may never end."""
+        self.group = None
+        self.works.forget()  # now C++ has let go of them
 
     def _end(self) -> None:
         self._is_over = True
@@ -93,11 +95,14 @@ class SumGroup:
 
 
 class Sum:
-    """One sum under way, as a Work of torch: `work`, in all of `groups`."""
+    """One sum under way, as a Work of torch: `work`, in all of `groups`. `works`: of Gloo's groups in which it is."""
 
-    def __init__(self, groups: Sequence[SumGroup], work: Any) -> None:
+    def __init__(self, groups: Sequence[SumGroup], work: Any, works: Sequence[Works]) -> None:
         self._groups = groups
         self._work = work
+        self._works = works
+        for its in works:
+            its.begun(work)
 
     def wait(self) -> None:
         """Until it is here: on a device only queued, unless it has been completed. Raises RuntimeError when connections end, or
@@ -107,7 +112,9 @@ class Sum:
         if is_done:
             for group in self._groups:
                 group.end()
-            self._groups = ()
+            for its in self._works:
+                its.ended(self._work)
+            self._groups = self._works = ()
 
     def is_completed(self) -> bool:
         """Whether a wait ends with the sum being here."""

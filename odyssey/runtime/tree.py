@@ -30,12 +30,16 @@ class TreeSum:
         for work in self._begun:
             work.wait()
         for group in self._groups[len(self._begun) :]:
-            self._sum(group).wait()
+            self._wait(self._sum(group))
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor, options.timeout = 0, 0, self._limit
         below_root = self._groups[:-1] if self._has_root else self._groups
         for group in reversed(below_root):
-            group.broadcast([self._tensor], options).wait()
+            self._wait(group.broadcast([self._tensor], options))
+
+    def _wait(self, work: Any) -> None:
+        self._begun.append(work)  # see works.py
+        work.wait()
 
     def _sum(self, group: Any) -> Any:
         options = dist.AllreduceOptions()

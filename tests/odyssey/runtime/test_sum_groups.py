@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -172,6 +173,36 @@ def test_no_other_thread_destroys_a_group_than_the_one_that_waits() -> None:
     assert len(parts) == 2
 
 
+def test_no_thread_of_c_destroys_a_tensor() -> None:
+    """It would need a state of a thread for it, in whose making a process that is forked meanwhile stands still."""
+    ranks, destroyed_by = Ranks(), Counter[str]()
+
+    def destroyed() -> None:
+        destroyed_by[threading.current_thread().name.partition("-")[0]] += 1
+
+    def part(groups: Groups) -> None:
+        for subset in (None, (0, 1)) * 100:
+            if subset is not None and groups.me not in subset:
+                continue
+            value = torch.ones(1)
+            weakref.finalize(value, destroyed)
+            work = groups.all_reduce(value, subset)
+            del value
+            groups.finish(work)
+            del work
+
+    for branch in (16, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(needs, "BRANCH", branch)
+            ranks.build(branch, range(3), ((0, 1),))
+            ranks.each(part)
+    ranks.release()
+    for groups in ranks.of.values():
+        groups.waiter.thread.join()
+    assert "Dummy" not in destroyed_by, destroyed_by
+    assert destroyed_by.total() == 2 * (100 * 3 + 100 * 2)
+
+
 def whole_of(said: Mapping[int, Iterable[WholeGroup]]) -> dict[str, SumOver]:
     paused = {rank: Paused(rank, 2, Position(0, 0), "compute", (), (), tuple(its)) for rank, its in said.items()}
     return gate.whole_groups(paused)
@@ -218,7 +249,7 @@ def test_a_group_on_a_device_is_whole_when_the_device_has_done_its_sums(has_fail
     group.connected()
     group.begin()
     work = Work()
-    one = Sum((group,), work)
+    one = Sum((group,), work, ())
     one.wait()
     assert not group.is_whole, "it is only queued"
     work.is_at_end, work.has_failed = True, has_failed
