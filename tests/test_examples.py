@@ -14,7 +14,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, RankLost
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen, RankLost
 from launcher.options import RunOptions
 from perfmodel.profile import profile as profiles
 from tests import ROOT
@@ -62,7 +62,7 @@ def ran(logs: str, command: tuple[str, ...], n_ranks: int, watch: Held | None = 
     """To its good end."""
 
     def release(event: Event, ran: Ran) -> None:
-        if watch is not None and isinstance(event.body, Draining):
+        if watch is not None and (isinstance(event.body, Draining) or comes_at_once(event.body)):
             watch.release()
 
     options = RunOptions(IN_DOUBLE, command, n_ranks_per_node=n_ranks, log_dir=Path(logs), capture_output=True, **given)
@@ -70,6 +70,11 @@ def ran(logs: str, command: tuple[str, ...], n_ranks: int, watch: Held | None = 
     assert found.code == 0, (found.all(JobEnded), found.text("stderr"))
     found.assert_replays()
     return found
+
+
+def comes_at_once(body: object) -> bool:
+    """Whether the plan that was chosen after a loss has the rank start again before anybody goes on."""
+    return isinstance(body, PlanChosen) and bool(body.plan.spawned)
 
 
 def lost(rank: int, step: int) -> tuple[str, ...]:
@@ -86,7 +91,8 @@ def difference(path: str, expected: dict[str, torch.Tensor]) -> float:
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_exact_though_a_rank_is_lost_and_comes_back(name: str, victim: int) -> None:
-    """All wait behind a later step until it is about to be taken in, which pays as each has a processor of its own."""
+    """All wait behind a later step until it is about to be taken in, which pays as each has a processor of its own; it may also
+    pay to wait for it at once, where a start is cheap."""
     expected = alone(name)
     ran("measured", command(name), 4, write_profile=Path("measured.json"))
     measured = profiles.read(Path("measured.json"))
@@ -98,7 +104,7 @@ def test_an_example_is_exact_though_a_rank_is_lost_and_comes_back(name: str, vic
     finally:
         held.release()
     assert [each.rank for each in found.all(RankLost)] == [victim]
-    assert len(found.all(GenerationStarted)) == 3
+    assert len(found.all(GenerationStarted)) == 3 - any(map(comes_at_once, found.all(PlanChosen)))
     assert difference("found.pt", expected) < 1e-10
 
 
