@@ -295,14 +295,15 @@ class World:
     def _verdict(self) -> bool | None:
         """Whether those alive are a quorum; None where that depends on which of them leads."""
         alive = set(self._alive())
-        if not alive:
+        may_lead = {a for a in alive if self.agents[a].log[: len(self.chosen)] == self.chosen}
+        if not may_lead:
             return False
-        best = max((self.agents[a] for a in alive), key=lambda agent: (agent.node.log.last_term, agent.node.log.last))
+        best = max((self.agents[a] for a in may_lead), key=lambda agent: (agent.node.log.last_term, agent.node.log.last))
         voters = {voter for configuration in best.possible() for voter in configuration.voters}
-        can = {is_enough(c, alive) for a in alive & voters for c in self.agents[a].possible()}
+        can = {is_enough(c, alive) for a in may_lead & voters for c in self.agents[a].possible()}
         if can == {True}:
             return True
-        return False if not any(is_enough(c, alive) for a in alive for c in self.agents[a].possible()) else None
+        return False if not any(is_enough(c, alive) for a in may_lead for c in self.agents[a].possible()) else None
 
     def _must_go_on(self) -> None:
         began = self.now
