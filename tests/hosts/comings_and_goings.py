@@ -68,7 +68,8 @@ class Running:
 
 @dataclass
 class Seen:
-    """The job, as the longest of its logs has it, by hosts.
+    """The job, by hosts, as its log of the newest generation has it, and the longest of those: an agent that was cut off may
+    have a longer one while it does not know that others lead.
     `coming`: those of which no rank has begun since they joined: they may have no voice yet; `holders`: of each layer of a Job,
     by the plan that runs."""
 
@@ -151,7 +152,7 @@ class Episode:
         found = Seen()
         home: dict[int, int] = {}
         chosen: Plan | None = None
-        for event in max(logs, key=len):
+        for event in max(logs, key=lambda log: (log[-1].generation if log else 0, len(log))):
             match event.body:
                 case JobStarted(agents=agents):
                     found.members = [_host(agent.host) for agent in agents]
