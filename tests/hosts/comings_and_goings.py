@@ -69,7 +69,7 @@ class Running:
 @dataclass
 class Seen:
     """The job, by hosts, as its log of the newest generation has it, and the longest of those: an agent that was cut off may
-    have a longer one while it does not know that others lead.
+    have a longer one while it does not know that others lead. One that has ended counts if it saw the job end.
     `coming`: those of which no rank has begun since they joined: they may have no voice yet; `holders`: of each layer of a Job,
     by the plan that runs."""
 
@@ -145,7 +145,7 @@ class Episode:
     def seen(self) -> Seen:
         logs: list[list[Event]] = [[]]
         for its in self.agents.values():
-            if not its.has_ended and not its.is_apart:
+            if its.process.poll() in (None, 0) and not its.is_apart:
                 for log in its.logs.glob(f"*/{reader.NAME}"):
                     with contextlib.suppress(OSError):
                         logs.append([event for event in reader.entries(log) if isinstance(event, Event)])
