@@ -104,15 +104,15 @@ def test_a_plain_script_goes_on_while_agents_come_and_go(tmp_path: Path) -> None
 
 
 def cut_off_and_taken_in(its: Episode, i: int) -> None:
-    """The host is lost, and comes back to a job that goes on without it, which has work for it again."""
+    """The host is lost, and comes back to a job that goes on without it, which takes it in: for work, or to stand by."""
     n_lost = its.seen().n_lost
     its.tell(f"h{i} is cut off")
     its.lose(i, "cut")
     its.until(lambda: its.seen().n_lost > n_lost)
     its.until_on()
     its.give_back(i, "cut")
-    its.until(lambda: any(i in holders for holders in its.seen().holders))
-    its.tell(f"h{i} has work again")
+    its.until(lambda: i in (seen := its.seen()).members and i not in seen.coming)
+    its.tell(f"h{i} has a rank again")
 
 
 @pytest.mark.soak
